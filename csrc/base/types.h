@@ -1,0 +1,28 @@
+// Strong types shared by every room: time, identities and spans of bytes.
+//
+// Time is std::chrono::nanoseconds counted from an epoch the engine chooses; the core never reads a
+// clock, so the epoch cancels out everywhere.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace uccl {
+
+using Nanos = std::chrono::nanoseconds;
+inline constexpr Nanos kNever = Nanos::max();
+
+// Index of a process of the job (jax.process_index()); a connection joins two processes.
+enum class ProcessId : int32_t {};
+// Index of a path of one connection: one value of the entropy the network hashes on.
+enum class PathId : uint16_t {};
+
+constexpr int32_t ToInt(ProcessId p) { return static_cast<int32_t>(p); }
+constexpr uint16_t ToInt(PathId p) { return static_cast<uint16_t>(p); }
+
+using Bytes = std::span<const std::byte>;
+using MutableBytes = std::span<std::byte>;
+
+}  // namespace uccl

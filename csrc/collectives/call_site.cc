@@ -1,0 +1,122 @@
+#include "csrc/collectives/call_site.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "csrc/base/hash.h"
+
+namespace uccl::coll {
+namespace {
+
+Status Invalid(const CallSiteSpec& spec, const std::string& what) {
+  Status s = Status::Error(StatusCode::kInvalidArgument, what);
+  s.op = spec.label;
+  return s;
+}
+
+// Only uniqueness matters, so relaxed order is enough.
+std::atomic<uint64_t> next_launch{1};
+
+}  // namespace
+
+Result<std::shared_ptr<CallSite>> CallSite::Make(CallSiteSpec spec, InstanceTable* instances,
+                                                 uint64_t thread) {
+  if (spec.group_size < 1 || spec.groups.empty() ||
+      spec.groups.size() % static_cast<size_t>(spec.group_size) != 0) {
+    return Invalid(spec, "group_size " + std::to_string(spec.group_size) + " does not divide the " +
+                             std::to_string(spec.groups.size()) + " partitions of `groups`");
+  }
+  if (spec.devices.size() != spec.processes.size()) {
+    return Invalid(spec, "`devices` has " + std::to_string(spec.devices.size()) +
+                             " entries and `processes` " + std::to_string(spec.processes.size()));
+  }
+  for (int64_t partition : spec.groups) {
+    const bool known = spec.devices.empty() || partition < static_cast<int64_t>(spec.devices.size());
+    if (partition < 0 || !known) {
+      return Invalid(spec, "`groups` names partition " + std::to_string(partition) + " of " +
+                               std::to_string(spec.devices.size()));
+    }
+  }
+  std::shared_ptr<CallSite> site(new CallSite(std::move(spec)));
+  const CallSiteSpec& s = site->spec_;
+  site->instance_ = instances->Add(static_cast<uint64_t>(s.site), s.module, thread);
+  site->launch_ = next_launch.fetch_add(1, std::memory_order_relaxed);
+  return site;
+}
+
+Result<CallSite::Seat> CallSite::SeatOf(int64_t device, int64_t partition,
+                                        const DeviceTable& defaults) {
+  std::lock_guard lock(mutex_);
+  if (auto it = seats_.find(device); it != seats_.end()) return it->second;
+
+  const bool own_table = !spec_.devices.empty();
+  const std::vector<int64_t>& ids = own_table ? spec_.devices : defaults.ids;
+  const std::vector<int64_t>& processes = own_table ? spec_.processes : defaults.processes;
+  if (ids.empty()) {
+    return Invalid(spec_, "the module does not name its devices (it was exported) and the device list is "
+                          "not known yet; call jax_uccl.init() before running it");
+  }
+  const auto at = std::find(ids.begin(), ids.end(), device);
+  if (at == ids.end()) {
+    return Invalid(spec_, "device " + std::to_string(device) + " is not in the mesh of this call");
+  }
+  const int64_t mine = at - ids.begin();
+  if (!own_table && partition != mine) {
+    return Invalid(spec_, "an exported module ran on device " + std::to_string(device) + " as partition " +
+                              std::to_string(partition) + ", but that is device number " +
+                              std::to_string(mine) +
+                              " of jax.devices(); call exported modules over a mesh in jax.devices() order");
+  }
+  const auto where = std::find(spec_.groups.begin(), spec_.groups.end(), mine);
+  if (where == spec_.groups.end()) {
+    return Invalid(spec_, "device " + std::to_string(device) + " (partition " + std::to_string(mine) +
+                              ") is in none of the groups");
+  }
+  const auto n = static_cast<size_t>(spec_.group_size);
+  const size_t first = static_cast<size_t>(where - spec_.groups.begin()) / n * n;
+
+  auto comm = std::make_shared<Communicator>();
+  comm->self = static_cast<ProcessId>(processes[static_cast<size_t>(mine)]);
+  Hasher hash;
+  Seat seat;
+  for (uint32_t i = 0; i < n; ++i) {
+    const auto p = static_cast<size_t>(spec_.groups[first + i]);
+    if (p >= ids.size()) {
+      return Invalid(spec_, "partition " + std::to_string(p) + " is beyond the " +
+                                std::to_string(ids.size()) + " devices of this job");
+    }
+    const Member member{ids[p], static_cast<ProcessId>(processes[p])};
+    hash.Word(static_cast<uint64_t>(member.device));
+    if (member.device == device) seat.local = static_cast<uint32_t>(comm->locals.size());
+    if (member.process == comm->self) comm->locals.push_back(i);
+    comm->members.push_back(member);
+  }
+  // Kept to 63 bits so that it prints as a positive number everywhere.
+  comm->id = hash.Finish64() >> 1;
+  seat.comm = std::move(comm);
+  seats_.emplace(device, seat);
+  return seat;
+}
+
+void CallSite::MarkExecuted(InstanceTable* instances) {
+  // Relaxed: marking twice does no harm, and the table has its own lock.
+  if (executed_.load(std::memory_order_relaxed)) return;
+  executed_.store(true, std::memory_order_relaxed);
+  instances->MarkExecuted(instance_.group.get());
+}
+
+std::shared_ptr<const Schedule> CallSite::ScheduleFor(const Communicator& comm, uint64_t elements,
+                                                      uint64_t element_bytes,
+                                                      uint64_t direct_max_bytes) {
+  std::lock_guard lock(mutex_);
+  auto& slot = schedules_[{comm.id, elements}];
+  if (slot == nullptr) {
+    slot = std::make_shared<const Schedule>(
+        spec_.kind == OpKind::kAllToAll
+            ? AllToAllSchedule(comm.members, comm.self, elements * element_bytes)
+            : AllReduceSchedule(comm.members, comm.self, elements, element_bytes, direct_max_bytes));
+  }
+  return slot;
+}
+
+}  // namespace uccl::coll

@@ -1,0 +1,80 @@
+#include "csrc/collectives/description.h"
+
+#include "csrc/base/hash.h"
+
+namespace uccl::coll {
+namespace {
+
+template <class T>
+void Put(T value, std::byte*& at) {
+  for (size_t i = 0; i < sizeof(T); ++i) *at++ = static_cast<std::byte>(static_cast<uint64_t>(value) >> (8 * i));
+}
+template <class T>
+T Take(const std::byte*& at) {
+  uint64_t value = 0;
+  for (size_t i = 0; i < sizeof(T); ++i) value |= static_cast<uint64_t>(*at++) << (8 * i);
+  return static_cast<T>(value);
+}
+
+}  // namespace
+
+const char* OpKindName(OpKind kind) {
+  switch (kind) {
+    case OpKind::kAllToAll: return "all_to_all";
+    case OpKind::kAllReduce: return "all_reduce";
+    case OpKind::kInvalid: break;
+  }
+  return "unknown operation";
+}
+
+std::array<std::byte, 32> OpDescription::Encode() const {
+  std::array<std::byte, 32> note{};
+  std::byte* at = note.data();
+  Put(static_cast<uint8_t>(kind), at);
+  Put(static_cast<uint8_t>(dtype), at);
+  Put(static_cast<uint8_t>(reduction), at);
+  Put(dims, at);
+  Put(group_size, at);
+  Put(elements, at);
+  Put(position, at);
+  Put(run, at);
+  Put(launch, at);
+  return note;
+}
+
+OpDescription OpDescription::Decode(const std::array<std::byte, 32>& note) {
+  const std::byte* at = note.data();
+  OpDescription d;
+  d.kind = static_cast<OpKind>(Take<uint8_t>(at));
+  d.dtype = static_cast<DType>(Take<uint8_t>(at));
+  d.reduction = static_cast<ReduceOp>(Take<uint8_t>(at));
+  d.dims = Take<uint8_t>(at);
+  d.group_size = Take<uint32_t>(at);
+  d.elements = Take<uint64_t>(at);
+  d.position = Take<uint64_t>(at);
+  d.run = Take<uint32_t>(at);
+  d.launch = Take<uint32_t>(at);
+  return d;
+}
+
+std::string OpDescription::ToString() const {
+  std::string s = OpKindName(kind);
+  if (reduction != ReduceOp::kNone) s += std::string(" ") + ReduceOpName(reduction);
+  s += std::string(" ") + DTypeName(dtype) + ", " + std::to_string(elements) + " elements (" +
+       std::to_string(dims) + " dims) per rank, " + std::to_string(group_size) + " ranks";
+  return s;
+}
+
+uint64_t DigestOf(const OpDescription& d, std::span<const int64_t> shape) {
+  Hasher h;
+  h.Word(static_cast<uint64_t>(d.kind))
+      .Word(static_cast<uint64_t>(d.dtype))
+      .Word(static_cast<uint64_t>(d.reduction))
+      .Word(d.group_size)
+      .Word(d.position);
+  h.Word(shape.size());
+  for (int64_t dim : shape) h.Word(static_cast<uint64_t>(dim));
+  return h.Finish64();
+}
+
+}  // namespace uccl::coll

@@ -1,0 +1,37 @@
+// What an operation is, in a form that travels with every message: ranks that disagree are told so in words.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "csrc/collectives/dtype.h"
+
+namespace uccl::coll {
+
+enum class OpKind : uint8_t { kInvalid = 0, kAllToAll = 1, kAllReduce = 2 };
+const char* OpKindName(OpKind kind);
+
+struct OpDescription {
+  OpKind kind{};
+  DType dtype{};
+  ReduceOp reduction{};
+  uint8_t dims = 0;         // number of dimensions
+  uint32_t group_size = 0;
+  uint64_t elements = 0;    // per rank
+  uint64_t position = 0;    // hash of the call's place in its program and of the communicator
+  uint32_t run = 0;         // low bits of XLA's RunId at the sender
+  uint32_t launch = 0;      // which executable of the sending process
+
+  // 32 bytes, little-endian, in the order of the fields.
+  std::array<std::byte, 32> Encode() const;
+  static OpDescription Decode(const std::array<std::byte, 32>& note);
+  // "all_reduce sum float32, 1024 elements (2 dims) per rank, 4 ranks"
+  std::string ToString() const;
+};
+
+// Equal on all ranks of an operation that agree about it; part of every message.
+uint64_t DigestOf(const OpDescription& description, std::span<const int64_t> shape);
+
+}  // namespace uccl::coll

@@ -1,0 +1,419 @@
+#include "csrc/collectives/operation.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "csrc/base/hash.h"
+#include "csrc/collectives/reduce.h"
+
+namespace uccl::coll {
+namespace {
+
+// Reductions below this run where they became possible, even on the engine thread: handing them over costs
+// more. Above twice this they are shared among threads.
+constexpr uint64_t kInlineReduceBytes = 64 << 10;
+constexpr uint64_t kReduceShardBytes = 256 << 10;
+
+uint64_t ReduceShards(uint64_t bytes) {
+  const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  return std::clamp<uint64_t>(bytes / kReduceShardBytes, 1, std::min<uint64_t>(cores, 16));
+}
+
+}  // namespace
+
+Operation::Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_t seq, Nanos started,
+                     std::shared_ptr<const Communicator> comm, const Call& first,
+                     uint64_t direct_max_bytes)
+    : host_(host), id_(id), key_(key), seq_(seq), started_(started), comm_(std::move(comm)),
+      label_(first.site->spec().label) {
+  const CallSiteSpec& spec = first.site->spec();
+  schedule_ = first.site->ScheduleFor(*comm_, first.elements, DTypeBytes(first.dtype), direct_max_bytes);
+  description_.kind = spec.kind;
+  description_.dtype = first.dtype;
+  description_.reduction = spec.reduction;
+  description_.dims = static_cast<uint8_t>(first.shape.size());
+  description_.group_size = static_cast<uint32_t>(comm_->members.size());
+  description_.elements = first.elements;
+  description_.position = HashWords({static_cast<uint64_t>(spec.position), comm_->id});
+  description_.run = static_cast<uint32_t>(first.run);
+  description_.launch = static_cast<uint32_t>(first.site->launch());
+  digest_ = DigestOf(description_, first.shape);
+
+  locals_.resize(comm_->locals.size());
+  uint32_t total = 0;
+  for (const Stage& s : schedule_->stages) {
+    transfer_base_.push_back(total);
+    total += static_cast<uint32_t>(s.sends.size() + s.receives.size());
+    for (const Transfer& t : s.sends) Touch(t.slice, 1);
+    for (const Transfer& t : s.receives) Touch(t.slice, 1);
+    for (const Copy& c : s.copies) {
+      Touch(c.from, 1);
+      Touch(c.to, 1);
+    }
+    for (const Reduction& r : s.reductions) {
+      for (const Slice& slice : r.from) Touch(slice, 1);
+      for (const Slice& slice : r.to) Touch(slice, 1);
+    }
+  }
+  transfers_.assign(total, ItemState::kIdle);
+  // Left uninitialised: every byte that is read was received first.
+  if (schedule_->scratch_bytes > 0) scratch_.reset(new std::byte[schedule_->scratch_bytes]);
+  stages_done_ = schedule_->stages.empty();
+  if (!stages_done_) {
+    stage_left_ = locals_.size() + stage().sends.size() + stage().receives.size() + stage().copies.size();
+    copied_.assign(stage().copies.size(), false);
+  }
+}
+
+// The three helpers below need the mutex (the constructor excepted).
+void Operation::Touch(const Slice& slice, int64_t delta) {
+  if (slice.kind != BufferKind::kScratch) {
+    locals_[slice.local].left = static_cast<uint64_t>(static_cast<int64_t>(locals_[slice.local].left) + delta);
+  }
+}
+
+bool Operation::Ready(const Slice& slice) const {
+  return slice.kind == BufferKind::kScratch || locals_[slice.local].arrived;
+}
+
+std::byte* Operation::Address(const Slice& slice) const {
+  switch (slice.kind) {
+    // Inputs are only read; the transports and copies take one pointer type for both directions.
+    case BufferKind::kInput: return const_cast<std::byte*>(locals_[slice.local].call.input) + slice.offset;
+    case BufferKind::kOutput: return locals_[slice.local].call.output + slice.offset;
+    case BufferKind::kScratch: break;
+  }
+  return scratch_.get() + slice.offset;
+}
+
+const Transfer& Operation::TransferAt(uint32_t index, bool* is_send, uint32_t* stage) const {
+  const auto after = std::upper_bound(transfer_base_.begin(), transfer_base_.end(), index);
+  // Stages without transfers share their base with the next one; upper_bound lands on the last of them,
+  // which is the one that holds the index.
+  *stage = static_cast<uint32_t>(after - transfer_base_.begin()) - 1;
+  const Stage& s = schedule_->stages[*stage];
+  const uint32_t offset = index - transfer_base_[*stage];
+  *is_send = offset < s.sends.size();
+  return *is_send ? s.sends[offset] : s.receives[offset - s.sends.size()];
+}
+
+// Adds what became possible when `local` arrived (or, with -1, everything of the stage) and marks it taken.
+void Operation::CollectReady(int64_t local, Work* work) {
+  const auto concerns = [&](const Slice& slice) {
+    return local < 0 || (slice.kind != BufferKind::kScratch && slice.local == local);
+  };
+  const uint32_t base = transfer_base_[stage_];
+  const auto take = [&](uint32_t index, const Slice& slice) {
+    if (transfers_[index] != ItemState::kIdle) return;
+    // Scratch needs nobody, so the first arrival takes it.
+    if (slice.kind != BufferKind::kScratch && !concerns(slice)) return;
+    transfers_[index] = ItemState::kPosted;
+    work->transfers.push_back(index);
+  };
+  uint32_t index = base;
+  // Receives first: then a peer's data finds its place.
+  const Stage& s = stage();
+  for (size_t i = 0; i < s.receives.size(); ++i) {
+    take(base + static_cast<uint32_t>(s.sends.size() + i), s.receives[i].slice);
+  }
+  for (const Transfer& t : s.sends) take(index++, t.slice);
+  for (uint32_t i = 0; i < s.copies.size(); ++i) {
+    const Copy& c = s.copies[i];
+    if (copied_[i] || !(concerns(c.from) || concerns(c.to)) || !Ready(c.from) || !Ready(c.to)) continue;
+    copied_[i] = true;
+    work->copies.push_back(i);
+  }
+}
+
+void Operation::Arrive(uint32_t local, Call call, const ExecutionTable::Call& matched) {
+  Work work;
+  {
+    std::unique_lock lock(mutex_);
+    Local& l = locals_[local];
+    if (l.arrived) {
+      lock.unlock();
+      host_->OnLocalDone(matched);
+      call.done(Describe(Status::Error(StatusCode::kProtocol,
+                                       "device " + std::to_string(call.device) +
+                                           " joined this operation twice; launch multi-process programs from "
+                                           "one thread"),
+                         started_));
+      return;
+    }
+    l.call = std::move(call);
+    l.matched = matched;
+    l.arrived = true;
+    ++arrived_;
+    ++active_;
+    if (!failed_ && !stages_done_) CollectReady(local, &work);
+  }
+  Perform(work);
+  std::unique_lock lock(mutex_);
+  FinishItems(lock, stages_done_ ? 0 : 1, {.heavy = true, .arriving = local});
+}
+
+// Posts and copies; the caller counted itself into active_, and FinishItems counts it out.
+void Operation::Perform(const Work& work) {
+  for (uint32_t index : work.transfers) {
+    bool is_send = false;
+    uint32_t stage = 0;
+    const Transfer& t = TransferAt(index, &is_send, &stage);
+    core::MessageInfo info;
+    info.tag = TagOf(key_, stage, t.from, t.to);
+    info.digest = digest_;
+    info.size_bytes = t.slice.bytes;
+    info.note = description_.Encode();
+    if (is_send) {
+      host_->engine()->Send(t.peer, info, Bytes(Address(t.slice), t.slice.bytes), TokenOf(index));
+    } else {
+      host_->engine()->PostRecv(t.peer, info, MutableBytes(Address(t.slice), t.slice.bytes), TokenOf(index));
+    }
+  }
+  if (work.copies.empty()) return;
+  for (uint32_t i : work.copies) {
+    const Copy& c = stage().copies[i];
+    std::memcpy(Address(c.to), Address(c.from), c.from.bytes);
+  }
+  std::lock_guard lock(mutex_);
+  for (uint32_t i : work.copies) {
+    Touch(stage().copies[i].from, -1);
+    Touch(stage().copies[i].to, -1);
+  }
+  stage_left_ -= work.copies.size();
+}
+
+// Counts `items` and this thread out; moves on when the stage is finished. Unlocks.
+void Operation::FinishItems(std::unique_lock<std::mutex>& lock, uint64_t items, Thread thread) {
+  stage_left_ -= items;
+  if (!failed_ && !stages_done_ && stage_left_ == 0 && !reducing_) {
+    // This thread is the one that saw the end of the stage.
+    uint64_t bytes = 0;
+    for (const Reduction& r : stage().reductions) bytes += r.to[0].bytes * r.from.size();
+    reducing_ = true;
+    lock.unlock();
+    if (bytes > kInlineReduceBytes && !thread.heavy) {
+      // This thread's count in active_ goes with the task.
+      host_->pool().Run([self = shared_from_this()] {
+        self->RunReductions(/*share=*/true);
+        self->EnterNextStage({.heavy = true});
+      });
+      return;
+    }
+    RunReductions(/*share=*/thread.heavy);
+    EnterNextStage(thread);
+    return;
+  }
+  --active_;
+  CompleteLocals(lock, thread);
+}
+
+// The current stage is finished, its reductions too. Called without the mutex, counted in active_.
+void Operation::EnterNextStage(Thread thread) {
+  std::unique_lock lock(mutex_);
+  reducing_ = false;
+  for (const Reduction& r : stage().reductions) {
+    for (const Slice& slice : r.from) Touch(slice, -1);
+    for (const Slice& slice : r.to) Touch(slice, -1);
+  }
+  Work work;
+  if (++stage_ == schedule_->stages.size()) {
+    stages_done_ = true;
+  } else if (!failed_) {
+    // One more than its items: this thread, so that the stage cannot end before Perform returned.
+    stage_left_ = 1 + stage().sends.size() + stage().receives.size() + stage().copies.size();
+    copied_.assign(stage().copies.size(), false);
+    CollectReady(-1, &work);
+  }
+  if (stages_done_ || failed_) {
+    --active_;
+    CompleteLocals(lock, thread);
+    return;
+  }
+  lock.unlock();
+  Perform(work);
+  lock.lock();
+  FinishItems(lock, 1, thread);
+}
+
+// Runs the reductions of the current stage. Called without the mutex, counted in active_.
+void Operation::RunReductions(bool share) {
+  const size_t element = DTypeBytes(description_.dtype);
+  for (const Reduction& r : stage().reductions) {
+    const uint64_t count = r.to[0].bytes / element;
+    const auto run = [&](uint64_t begin, uint64_t end) {
+      std::vector<const std::byte*> from;
+      std::vector<std::byte*> to;
+      for (const Slice& s : r.from) from.push_back(Address(s) + begin * element);
+      for (const Slice& s : r.to) to.push_back(Address(s) + begin * element);
+      ReduceElements(description_.dtype, description_.reduction, from, to, end - begin);
+    };
+    const uint64_t shards = share ? ReduceShards(r.to[0].bytes * r.from.size()) : 1;
+    if (shards <= 1) {
+      run(0, count);
+      continue;
+    }
+    // Whoever is free takes the next shard; this thread does too, so it waits only for shards that run.
+    struct Shared {
+      std::atomic<uint64_t> next{0};
+      std::mutex mutex;
+      uint64_t finished = 0;  // guarded by mutex
+      std::condition_variable all_done;
+    };
+    auto shared = std::make_shared<Shared>();
+    const auto drain = [shared, shards, count](const auto& body) {
+      // Relaxed: only claims an index; the data is published by `finished` under the mutex.
+      for (uint64_t i; (i = shared->next.fetch_add(1, std::memory_order_relaxed)) < shards;) {
+        body(count * i / shards, count * (i + 1) / shards);
+        std::lock_guard done(shared->mutex);
+        if (++shared->finished == shards) shared->all_done.notify_all();
+      }
+    };
+    for (uint64_t i = 1; i < shards; ++i) {
+      // A helper that starts late finds no index left and never touches `run`, whose frame may be gone.
+      host_->pool().Run([drain, &run] { drain(run); });
+    }
+    drain(run);
+    std::unique_lock wait(shared->mutex);
+    shared->all_done.wait(wait, [&] { return shared->finished == shards; });
+  }
+}
+
+void Operation::OnTransferDone(uint32_t index) {
+  std::unique_lock lock(mutex_);
+  transfers_[index] = ItemState::kDone;
+  if (failed_) return;
+  bool is_send = false;
+  uint32_t stage = 0;
+  Touch(TransferAt(index, &is_send, &stage).slice, -1);
+  ++active_;
+  FinishItems(lock, 1, {});
+}
+
+void Operation::Fail(const Status& cause) {
+  std::unique_lock lock(mutex_);
+  if (failed_ || over_) return;
+  failed_ = true;
+  failure_ = cause;
+  CompleteLocals(lock, {});
+}
+
+// Completes what can be completed, and withdraws the messages of a failed operation. Unlocks.
+void Operation::CompleteLocals(std::unique_lock<std::mutex>& lock, Thread thread) {
+  if (failed_ && !withdrawn_) {
+    WithdrawIfQuiet(lock, thread);
+    return;
+  }
+  std::vector<std::pair<Local*, Status>> ready;
+  for (Local& l : locals_) {
+    if (!l.arrived || l.completed || (!failed_ && l.left > 0)) continue;
+    l.completed = true;
+    ++completed_;
+    ready.emplace_back(&l, failed_ ? failure_ : Status::Ok());
+  }
+  // After a failure ranks may still arrive until the runtime forgets the operation, so it is over only when
+  // those that arrived are done; without one, when all are.
+  const bool now_over = !over_ && active_ == 0 && (failed_ ? completed_ == arrived_ : completed_ == locals_.size());
+  if (now_over) over_ = true;
+  std::shared_ptr<Operation> self = now_over ? shared_from_this() : nullptr;
+  lock.unlock();
+  for (auto& [local, status] : ready) host_->OnLocalDone(local->matched);
+  if (now_over) host_->OnOperationOver(this);
+  for (auto& [local, status] : ready) {
+    // Moved out: the buffers and the call site are not needed any more.
+    auto done = std::move(local->call.done);
+    local->call = {};
+    if (local - locals_.data() == thread.arriving) {
+      done(status);
+    } else {
+      host_->pool().Run([done = std::move(done), status = std::move(status)] { done(status); });
+    }
+  }
+}
+
+// After a failure: once no thread of ours touches buffers, takes the posted messages back; when the engine has
+// confirmed that, everybody is completed.
+void Operation::WithdrawIfQuiet(std::unique_lock<std::mutex>& lock, Thread thread) {
+  if (active_ > 0 || withdrawing_) {
+    lock.unlock();
+    return;
+  }
+  withdrawing_ = true;
+  std::vector<engine::Engine::Posted> posted;
+  for (uint32_t i = 0; i < transfers_.size(); ++i) {
+    if (transfers_[i] != ItemState::kPosted) continue;
+    bool is_send = false;
+    uint32_t stage = 0;
+    const Transfer& t = TransferAt(i, &is_send, &stage);
+    posted.push_back({t.peer, is_send, TokenOf(i)});
+  }
+  if (posted.empty()) {
+    withdrawn_ = true;
+    CompleteLocals(lock, thread);
+    return;
+  }
+  lock.unlock();
+  host_->engine()->Cancel(std::move(posted), [self = shared_from_this()] {
+    std::unique_lock relock(self->mutex_);
+    self->withdrawn_ = true;
+    self->CompleteLocals(relock, {});
+  });
+}
+
+bool Operation::over() const {
+  std::lock_guard lock(mutex_);
+  return over_;
+}
+
+Operation::Missing Operation::GetMissing() const {
+  std::lock_guard lock(mutex_);
+  Missing missing;
+  for (size_t i = 0; i < locals_.size(); ++i) {
+    if (!locals_[i].arrived) missing.local_devices.push_back(comm_->members[comm_->locals[i]].device);
+  }
+  std::vector<bool> seen(comm_->members.size(), false);
+  const auto add = [&](uint32_t member, bool owes) {
+    if (owes && std::find(missing.owed_by.begin(), missing.owed_by.end(), member) == missing.owed_by.end()) {
+      missing.owed_by.push_back(member);
+    }
+    if (seen[member]) return;
+    seen[member] = true;
+    missing.remote.push_back(comm_->members[member]);
+  };
+  // Receives of later stages are owed too, but name the rank that has not done its part of this stage first.
+  for (uint32_t i = 0; i < transfers_.size(); ++i) {
+    bool is_send = false;
+    uint32_t stage = 0;
+    const Transfer& t = TransferAt(i, &is_send, &stage);
+    if (stage == stage_ && transfers_[i] != ItemState::kDone && !is_send) add(t.from, true);
+  }
+  for (uint32_t i = 0; i < transfers_.size(); ++i) {
+    bool is_send = false;
+    uint32_t stage = 0;
+    const Transfer& t = TransferAt(i, &is_send, &stage);
+    if (transfers_[i] == ItemState::kPosted && is_send) add(t.to, false);
+  }
+  return missing;
+}
+
+Status Operation::Describe(const Status& cause, Nanos now) const {
+  Status s = cause;
+  s.op = label_;
+  s.comm_id = static_cast<int64_t>(comm_->id);
+  s.seq = static_cast<int64_t>(seq_);
+  s.elapsed = now - started_;
+  if (s.peer < 0 && s.process >= 0) {
+    for (const Member& m : comm_->members) {
+      if (ToInt(m.process) == s.process) {
+        s.peer = m.device;
+        break;
+      }
+    }
+  }
+  return s;
+}
+
+}  // namespace uccl::coll

@@ -1,0 +1,155 @@
+// One operation in flight, as seen by one process: joins the calls of the local ranks with the messages of the
+// remote ones and walks through the schedule.
+//
+//   waiting for locals --Arrive--> running stage 0 .. stage k --> done
+//            \________________________ Fail ____________________/-> failed, buffers withdrawn -> done
+//
+// Threads: Arrive runs on XLA's threads, OnTransfer* on the engine thread, reductions on either or on the
+// worker pool, Fail anywhere. One mutex guards the whole state; buffers are read and written outside it, by
+// whoever counted itself into `active_` under it. A local rank is completed exactly once: when nothing that
+// names its buffers is left (its future may then free them), or after a failure when no thread and no message
+// can touch any buffer of the operation any more.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "csrc/base/status.h"
+#include "csrc/collectives/call_site.h"
+#include "csrc/collectives/description.h"
+#include "csrc/collectives/matching.h"
+#include "csrc/collectives/worker_pool.h"
+#include "csrc/engine/engine.h"
+
+namespace uccl::coll {
+
+// One rank's call, as the FFI handler hands it over.
+struct Call {
+  std::shared_ptr<CallSite> site;
+  int64_t device = -1;
+  int64_t partition = -1;  // only for modules without devices
+  int64_t run = 0;         // XLA RunId
+  DType dtype{};
+  std::vector<int64_t> shape;
+  uint64_t elements = 0;
+  const std::byte* input = nullptr;  // both valid until `done`
+  std::byte* output = nullptr;
+  // Called once: on the calling thread before Submit returns, or later on a worker thread.
+  std::function<void(const Status&)> done;
+};
+
+class Operation;
+
+// What an operation needs from the runtime around it.
+class OperationHost {
+ public:
+  virtual ~OperationHost() = default;
+  virtual engine::Engine* engine() = 0;  // not null when a member is remote
+  virtual WorkerPool& pool() = 0;
+  // The rank's call is over (before its `done` runs).
+  virtual void OnLocalDone(const ExecutionTable::Call& call) = 0;
+  // No more callbacks will come for this operation.
+  virtual void OnOperationOver(Operation* op) = 0;
+};
+
+class Operation final : public std::enable_shared_from_this<Operation> {
+ public:
+  Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_t seq, Nanos started,
+            std::shared_ptr<const Communicator> comm, const Call& first, uint64_t direct_max_bytes);
+
+  // A local rank takes part. Does the copies that became possible, posts its messages, never waits.
+  void Arrive(uint32_t local, Call call, const ExecutionTable::Call& matched);
+
+  // Engine thread. `index` is the low part of the token.
+  void OnTransferDone(uint32_t index);
+
+  // First failure wins; later ones are ignored. Completes every arrived rank with it, once that is safe.
+  void Fail(const Status& cause);
+
+  // What is missing, for error texts and for `status()`.
+  struct Missing {
+    std::vector<int64_t> local_devices;  // have not called yet
+    std::vector<Member> remote;          // still owe data, or have not acknowledged ours
+    std::vector<uint32_t> owed_by;       // indices of the members that owe data
+  };
+  Missing GetMissing() const;
+  // This operation's fields (op, comm, seq, elapsed) over the cause's code, peer and detail.
+  Status Describe(const Status& cause, Nanos now) const;
+
+  uint64_t id() const { return id_; }
+  const OpKey& key() const { return key_; }
+  const Communicator& comm() const { return *comm_; }
+  const OpDescription& description() const { return description_; }
+  uint64_t digest() const { return digest_; }
+  const std::string& label() const { return label_; }
+  uint64_t seq() const { return seq_; }
+  Nanos started() const { return started_; }
+  bool over() const;
+
+  static constexpr uint32_t kIndexBits = 24;
+  uint64_t TokenOf(uint32_t index) const { return (id_ << kIndexBits) | index; }
+
+ private:
+  enum class ItemState : uint8_t { kIdle, kPosted, kDone };
+  struct Local {
+    Call call;
+    ExecutionTable::Call matched;
+    bool arrived = false, completed = false;
+    uint64_t left = 0;  // items that name its buffers and are not finished
+  };
+  // What the current thread may do. Only the thread inside a rank's own Arrive may complete that rank directly
+  // (XLA attaches its continuation later); all other completions run XLA code and go to the pool.
+  struct Thread {
+    bool heavy = false;       // may run long reductions
+    int64_t arriving = -1;    // the local rank whose Arrive this is
+  };
+  // Things to do once the mutex is released.
+  struct Work {
+    std::vector<uint32_t> transfers;  // global indices to post
+    std::vector<uint32_t> copies;     // of the current stage
+  };
+
+  const Stage& stage() const { return schedule_->stages[stage_]; }
+  const Transfer& TransferAt(uint32_t index, bool* is_send, uint32_t* stage) const;
+  std::byte* Address(const Slice& slice) const;
+  void Touch(const Slice& slice, int64_t delta);
+  bool Ready(const Slice& slice) const;
+  void CollectReady(int64_t local, Work* work);
+  void Perform(const Work& work);
+  void FinishItems(std::unique_lock<std::mutex>& lock, uint64_t items, Thread thread);
+  void EnterNextStage(Thread thread);
+  void RunReductions(bool share);
+  void CompleteLocals(std::unique_lock<std::mutex>& lock, Thread thread);
+  void WithdrawIfQuiet(std::unique_lock<std::mutex>& lock, Thread thread);
+
+  OperationHost* const host_;
+  const uint64_t id_;
+  const OpKey key_;
+  const uint64_t seq_;
+  const Nanos started_;
+  const std::shared_ptr<const Communicator> comm_;
+  const std::string label_;
+  std::shared_ptr<const Schedule> schedule_;
+  OpDescription description_;
+  uint64_t digest_ = 0;
+  std::vector<uint32_t> transfer_base_;  // per stage: global index of its first send; receives follow
+
+  mutable std::mutex mutex_;  // guards all below
+  std::vector<Local> locals_;
+  std::vector<ItemState> transfers_;
+  std::vector<bool> copied_;          // of the current stage
+  std::unique_ptr<std::byte[]> scratch_;
+  size_t stage_ = 0;
+  uint64_t stage_left_ = 0;   // arrivals (stage 0), transfers and copies of this stage that are not finished
+  uint64_t arrived_ = 0, completed_ = 0;
+  uint64_t active_ = 0;       // threads that may touch buffers
+  bool reducing_ = false, stages_done_ = false;
+  bool failed_ = false, withdrawn_ = false, withdrawing_ = false, over_ = false;
+  Status failure_;
+};
+
+}  // namespace uccl::coll

@@ -1,0 +1,539 @@
+#include "csrc/collectives/runtime.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <string_view>
+#include <utility>
+
+namespace uccl::coll {
+namespace {
+
+constexpr Nanos FromMillis(int64_t ms) { return std::chrono::milliseconds(ms); }
+
+std::string JoinNumbers(const std::vector<int64_t>& numbers) {
+  std::string s;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (i == 8) return s + ", ... (" + std::to_string(numbers.size()) + " in all)";
+    s += (i ? ", " : "") + std::to_string(numbers[i]);
+  }
+  return s;
+}
+
+// The abort message: fields separated by the ASCII unit separator, the free text last.
+constexpr char kSeparator = '\x1f';
+constexpr size_t kMaxControlBytes = 512;
+
+std::string EncodeAbort(uint64_t comm_id, const Status& cause) {
+  std::string s = "abort";
+  for (int64_t field : {static_cast<int64_t>(comm_id), static_cast<int64_t>(cause.code), cause.peer,
+                        cause.process}) {
+    s += kSeparator + std::to_string(field);
+  }
+  s += kSeparator + cause.detail;
+  if (s.size() > kMaxControlBytes) s.resize(kMaxControlBytes);
+  return s;
+}
+
+bool DecodeAbort(std::string_view text, uint64_t* comm_id, Status* cause) {
+  const auto next = [&text]() -> std::string_view {
+    const size_t end = text.find(kSeparator);
+    const std::string_view field = text.substr(0, end);
+    text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
+    return field;
+  };
+  if (next() != "abort") return false;
+  int64_t fields[4] = {};
+  for (int64_t& field : fields) {
+    const std::string_view f = next();
+    if (std::from_chars(f.data(), f.data() + f.size(), field).ec != std::errc()) return false;
+  }
+  *comm_id = static_cast<uint64_t>(fields[0]);
+  // A code from a newer peer that this one does not know is still an abort.
+  const bool known = fields[1] > 0 && fields[1] <= static_cast<int64_t>(StatusCode::kAborted);
+  *cause = Status::Error(known ? static_cast<StatusCode>(fields[1]) : StatusCode::kAborted, std::string(text));
+  cause->peer = fields[2];
+  cause->process = fields[3];
+  return true;
+}
+
+bool HasProcess(const Communicator& comm, ProcessId process) {
+  return std::any_of(comm.members.begin(), comm.members.end(),
+                     [&](const Member& m) { return m.process == process; });
+}
+
+// A message from a peer that owes us data for `op`, from the same place of the program, but with another content.
+const engine::UnexpectedMessage* FindMismatch(const Operation& op, const Operation::Missing& missing,
+                                              const std::vector<engine::UnexpectedMessage>& unexpected) {
+  for (const engine::UnexpectedMessage& u : unexpected) {
+    if (u.info.digest == op.digest()) continue;
+    if (OpDescription::Decode(u.info.note).position != op.description().position) continue;
+    for (uint32_t member : missing.owed_by) {
+      if (op.comm().members[member].process == u.peer) return &u;
+    }
+  }
+  return nullptr;
+}
+
+Status MismatchOf(const Operation& op, ProcessId peer, const core::MessageInfo& remote) {
+  Status s = Status::Error(StatusCode::kProtocol,
+                           "ranks disagree about this operation: here " + op.description().ToString() +
+                               "; process " + std::to_string(ToInt(peer)) + " has " +
+                               OpDescription::Decode(remote.note).ToString() +
+                               ". Run the same program with the same shapes on every process");
+  s.process = ToInt(peer);
+  return s;
+}
+
+Status TimeoutOf(const Operation& op, const Operation::Missing& missing, Nanos deadline,
+                 const std::vector<engine::UnexpectedMessage>& unexpected) {
+  Status s = Status::Error(
+      StatusCode::kPeerTimeout,
+      "not complete within the deadline of " +
+          std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(deadline).count()) +
+          " ms (op_timeout_ms)");
+  if (!missing.local_devices.empty()) {
+    s.peer = missing.local_devices[0];
+    s.process = ToInt(op.comm().self);
+    s.detail += "; devices of this process that did not call: " + JoinNumbers(missing.local_devices);
+  }
+  std::vector<int64_t> owed;
+  for (uint32_t m : missing.owed_by) owed.push_back(op.comm().members[m].device);
+  if (!owed.empty()) {
+    const Member& first = op.comm().members[missing.owed_by[0]];
+    s.peer = first.device;
+    s.process = ToInt(first.process);
+    s.detail += "; no data from ranks " + JoinNumbers(owed);
+  } else if (!missing.remote.empty() && missing.local_devices.empty()) {
+    s.peer = missing.remote[0].device;
+    s.process = ToInt(missing.remote[0].process);
+    s.detail += "; rank " + std::to_string(s.peer) + " has not taken our data";
+  }
+  size_t shown = 0;
+  for (const engine::UnexpectedMessage& u : unexpected) {
+    if (!HasProcess(op.comm(), u.peer) || shown == 3) continue;
+    ++shown;
+    s.detail += "; process " + std::to_string(ToInt(u.peer)) + " offers " +
+                OpDescription::Decode(u.info.note).ToString();
+  }
+  return s;
+}
+
+}  // namespace
+
+Runtime::Runtime() : pool_(Config().completion_threads), executions_(std::make_unique<ExecutionTable>()) {}
+
+Runtime::~Runtime() {
+  (void)Shutdown(Nanos(0));  // what could not be delivered is of no interest to anybody any more
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  if (watchdog_.joinable()) watchdog_.join();
+}
+
+Nanos Runtime::Now() const { return std::chrono::steady_clock::now().time_since_epoch(); }
+
+Result<std::string> Runtime::Start(const Config& config) {
+  std::lock_guard lock(mutex_);
+  if (engine_ != nullptr) {
+    return Status::Error(StatusCode::kInvalidArgument, "already started; call shutdown() first");
+  }
+  if (!by_id_.empty()) {
+    return Status::Error(StatusCode::kInvalidArgument,
+                         std::to_string(by_id_.size()) + " operations are in flight; wait for them first");
+  }
+  auto engine = engine::Engine::Start(config, this);
+  if (!engine.ok()) return engine.status();
+  engine_ = std::move(engine.value());
+  config_ = config;
+  pool_.set_max_threads(config.completion_threads);
+  // A new epoch: everybody counts from zero, and what was aborted works again.
+  executions_ = std::make_unique<ExecutionTable>();
+  comms_.clear();
+  lost_processes_.clear();
+  run_offsets_.clear();
+  startup_failure_ = abort_ = last_error_ = Status::Ok();
+  connected_ = false;
+  return engine_->LocalAddress();
+}
+
+Status Runtime::Connect(ProcessId self, const std::vector<std::string>& addresses, uint64_t session) {
+  std::lock_guard lock(mutex_);
+  if (engine_ == nullptr) return Status::Error(StatusCode::kInvalidArgument, "not started");
+  Status status = engine_->Connect(self, addresses, session);
+  connected_ = status.ok();
+  return status;
+}
+
+void Runtime::FailStartup(const Status& cause) {
+  std::vector<uint64_t> ids;
+  {
+    std::lock_guard lock(mutex_);
+    startup_failure_ = cause;
+    for (const auto& [id, state] : comms_) {
+      if (state.comm != nullptr && !state.comm->all_local()) ids.push_back(id);
+    }
+  }
+  for (uint64_t id : ids) AbortComm(id, cause, /*announce=*/false);
+}
+
+void Runtime::Abort(const std::string& reason) {
+  const Status cause = Status::Error(StatusCode::kAborted, reason);
+  std::vector<uint64_t> ids;
+  {
+    std::lock_guard lock(mutex_);
+    if (abort_.ok()) abort_ = cause;
+    for (const auto& [id, state] : comms_) ids.push_back(id);
+  }
+  for (uint64_t id : ids) AbortComm(id, cause, /*announce=*/true);
+}
+
+Status Runtime::Shutdown(Nanos timeout) {
+  const Nanos deadline = Now() + timeout;
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, timeout, [&] { return by_id_.empty(); });
+    if (by_id_.empty() && engine_ == nullptr) return Status::Ok();
+  }
+  bool aborted = false;
+  {
+    std::lock_guard lock(mutex_);
+    aborted = !by_id_.empty();
+  }
+  if (aborted) Abort("shut down while the operation was in flight");
+  {
+    // Ends soon by itself: threads leave the buffers, the engine confirms that it has dropped the messages.
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return by_id_.empty(); });
+  }
+  std::shared_ptr<engine::Engine> engine;
+  {
+    std::lock_guard lock(mutex_);
+    engine = std::move(engine_);
+    connected_ = false;
+    // The next epoch, or life without one, starts clean.
+    executions_ = std::make_unique<ExecutionTable>();
+    comms_.clear();
+    abort_ = Status::Ok();
+  }
+  if (engine == nullptr) return Status::Ok();
+  return engine->Shutdown(std::max(Nanos(0), deadline - Now()));
+}
+
+void Runtime::SetConfig(const Config& config) {
+  std::lock_guard lock(mutex_);
+  config_ = config;
+  pool_.set_max_threads(config.completion_threads);
+}
+
+void Runtime::SetDefaultDevices(DeviceTable table) {
+  std::lock_guard lock(mutex_);
+  default_devices_ = std::make_shared<const DeviceTable>(std::move(table));
+}
+
+void Runtime::Fail(Call& call, const Status& status) {
+  Status s = status;
+  if (s.op.empty()) s.op = call.site->spec().label;
+  {
+    std::lock_guard lock(mutex_);
+    ++failed_count_;
+    last_error_ = s;
+  }
+  call.done(s);
+}
+
+void Runtime::Submit(Call call) {
+  std::shared_ptr<const DeviceTable> defaults;
+  {
+    std::lock_guard lock(mutex_);
+    defaults = default_devices_;
+  }
+  Result<CallSite::Seat> seat = call.site->SeatOf(call.device, call.partition, *defaults);
+  if (!seat.ok()) return Fail(call, seat.status());
+  const CallSite::Seat& at = seat.value();
+  const CallSiteSpec& spec = call.site->spec();
+  ExecutionTable::Call matched;
+  matched.comm = at.comm->id;
+  matched.site = static_cast<uint64_t>(spec.site);
+  matched.instance = call.site->instance().number;
+  matched.device = call.device;
+  matched.launch = call.site->launch();
+  matched.run = call.run;
+  matched.exact = at.comm->all_local();
+  matched.ordered = spec.ordered;
+  call.site->MarkExecuted(&instances_);
+
+  Result<OpPtr> op = Join(call, at, matched);
+  if (!op.ok()) {
+    // A call that cannot be matched leaves its peers waiting for it, so they must hear of it.
+    if (op.status().code == StatusCode::kProtocol) AbortComm(at.comm->id, op.status(), /*announce=*/true);
+    return Fail(call, op.status());
+  }
+  op.value()->Arrive(at.local, std::move(call), matched);
+}
+
+Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& seat,
+                                     const ExecutionTable::Call& matched) {
+  std::lock_guard lock(mutex_);
+  const Communicator& comm = *seat.comm;
+  const auto refuse = [&](const Status& cause) {
+    Status s = Status::Error(StatusCode::kAborted, "the communicator was aborted earlier by " + cause.ToString());
+    s.comm_id = static_cast<int64_t>(comm.id);
+    s.peer = cause.peer;
+    s.process = cause.process;
+    return s;
+  };
+  if (!abort_.ok()) return refuse(abort_);
+  CommState& state = comms_[comm.id];
+  if (state.comm == nullptr) state.comm = seat.comm;
+  if (!state.aborted.ok()) return refuse(state.aborted);
+  if (!comm.all_local()) {
+    if (!startup_failure_.ok()) return startup_failure_;
+    if (engine_ == nullptr) {
+      return Status::Error(StatusCode::kInvalidArgument,
+                           "this operation reaches other processes, but jax_uccl is not started in this one; "
+                           "call jax_uccl.init() after jax.distributed.initialize()");
+    }
+    for (const auto& [process, status] : lost_processes_) {
+      if (HasProcess(comm, static_cast<ProcessId>(process))) return status;
+    }
+  }
+  Result<OpKey> key = executions_->Next(matched);
+  if (!key.ok()) return key.status();
+  OpPtr& slot = by_key_[key.value()];
+  if (slot == nullptr) {
+    const uint64_t id = next_op_id_++;
+    slot = std::make_shared<Operation>(this, id, key.value(), state.next_seq++, Now(), seat.comm, call,
+                                       static_cast<uint64_t>(config_.all_reduce_direct_bytes));
+    by_id_.emplace(id, slot);
+    ++started_count_;
+    if (!watchdog_.joinable()) watchdog_ = std::thread([this] { WatchdogLoop(); });
+    if (watchdog_asleep_) changed_.notify_all();
+  }
+  return slot;
+}
+
+void Runtime::OnLocalDone(const ExecutionTable::Call& call) {
+  std::lock_guard lock(mutex_);
+  executions_->Finish(call);
+}
+
+void Runtime::OnOperationOver(Operation* op) {
+  std::lock_guard lock(mutex_);
+  if (auto it = by_key_.find(op->key()); it != by_key_.end() && it->second.get() == op) by_key_.erase(it);
+  by_id_.erase(op->id());
+  suspects_.erase(op->id());
+  if (by_id_.empty()) changed_.notify_all();
+}
+
+void Runtime::AbortComm(uint64_t comm_id, const Status& cause, bool announce) {
+  std::vector<OpPtr> failed;
+  std::set<ProcessId> tell;
+  std::shared_ptr<engine::Engine> engine;
+  {
+    std::lock_guard lock(mutex_);
+    CommState& state = comms_[comm_id];
+    if (!state.aborted.ok()) return;
+    state.aborted = cause;
+    for (const auto& [id, op] : by_id_) {
+      if (op->comm().id == comm_id) failed.push_back(op);
+    }
+    failed_count_ += failed.size();
+    last_error_ = failed.empty() ? cause : failed[0]->Describe(cause, Now());
+    if (announce && engine_ != nullptr && state.comm != nullptr) {
+      for (const Member& m : state.comm->members) {
+        if (m.process != state.comm->self && !lost_processes_.contains(ToInt(m.process))) tell.insert(m.process);
+      }
+    }
+    engine = engine_;
+  }
+  // Our own ranks were not told by anybody; the others get the cause in the words used here.
+  for (ProcessId process : tell) engine->SendControl(process, EncodeAbort(comm_id, cause));
+  for (const OpPtr& op : failed) op->Fail(op->Describe(cause, Now()));
+}
+
+Runtime::OpPtr Runtime::FindByToken(uint64_t token, uint32_t* index) const {
+  *index = static_cast<uint32_t>(token & ((1u << Operation::kIndexBits) - 1));
+  std::lock_guard lock(mutex_);
+  const auto it = by_id_.find(token >> Operation::kIndexBits);
+  return it == by_id_.end() ? nullptr : it->second;
+}
+
+void Runtime::OnMessage(ProcessId peer, const core::Event& event) {
+  uint32_t index = 0;
+  const OpPtr op = FindByToken(event.token, &index);
+  if (op == nullptr) return;  // failed and forgotten meanwhile
+  switch (event.kind) {
+    case core::EventKind::kSendDone:
+    case core::EventKind::kRecvDone:
+      if (event.status.ok()) {
+        if (event.kind == core::EventKind::kRecvDone) CheckRuns(*op, peer, event.remote);
+        op->OnTransferDone(index);
+      } else {
+        Status cause = event.status;
+        cause.process = ToInt(peer);
+        AbortComm(op->comm().id, cause, /*announce=*/true);
+      }
+      return;
+    case core::EventKind::kMismatch:
+      AbortComm(op->comm().id, MismatchOf(*op, peer, event.remote), /*announce=*/true);
+      return;
+    case core::EventKind::kControl:
+    case core::EventKind::kFailed:
+      return;  // not per message; they come through the two calls below
+  }
+}
+
+// Both sides of a pair of executables count their launches, so the difference of their RunIds is constant. If it
+// changes, two launches were paired that do not belong together, which equal keys cannot show.
+void Runtime::CheckRuns(const Operation& op, ProcessId peer, const core::MessageInfo& remote) {
+  const OpDescription theirs = OpDescription::Decode(remote.note);
+  if (theirs.kind == OpKind::kInvalid) return;  // the transport had not seen the sender's description
+  const uint32_t offset = theirs.run - op.description().run;
+  {
+    std::lock_guard lock(mutex_);
+    const auto [it, fresh] =
+        run_offsets_.try_emplace({op.description().launch, ToInt(peer), theirs.launch}, offset);
+    if (fresh || it->second == offset) return;
+  }
+  Status cause = Status::Error(StatusCode::kProtocol,
+                               "ambiguous call site: a launch here met another launch of the same program on "
+                               "process " + std::to_string(ToInt(peer)) +
+                                   ". Launch multi-process programs from one thread and equally often on every "
+                                   "process");
+  cause.process = ToInt(peer);
+  AbortComm(op.comm().id, cause, /*announce=*/true);
+}
+
+void Runtime::OnControl(ProcessId peer, const std::string& control) {
+  uint64_t comm_id = 0;
+  Status cause;
+  if (!DecodeAbort(control, &comm_id, &cause)) {
+    std::lock_guard lock(mutex_);
+    last_error_ = Status::Error(StatusCode::kProtocol, "control message that this version does not know");
+    last_error_.process = ToInt(peer);
+    return;
+  }
+  cause.detail += " (reported by process " + std::to_string(ToInt(peer)) + ")";
+  AbortComm(comm_id, cause, /*announce=*/false);
+}
+
+void Runtime::OnPeerLost(ProcessId peer, const Status& status) {
+  Status cause = status;
+  cause.process = ToInt(peer);
+  std::vector<uint64_t> ids;
+  {
+    std::lock_guard lock(mutex_);
+    lost_processes_.emplace(ToInt(peer), cause);
+    for (const auto& [id, state] : comms_) {
+      if (state.comm != nullptr && HasProcess(*state.comm, peer)) ids.push_back(id);
+    }
+  }
+  for (uint64_t id : ids) AbortComm(id, cause, /*announce=*/true);
+}
+
+std::vector<Runtime::OpPtr> Runtime::Operations() const {
+  std::lock_guard lock(mutex_);
+  std::vector<OpPtr> ops;
+  for (const auto& [id, op] : by_id_) ops.push_back(op);
+  return ops;
+}
+
+std::vector<OperationStatus> Runtime::InFlight() const {
+  std::vector<OperationStatus> all;
+  for (const OpPtr& op : Operations()) {
+    const Operation::Missing missing = op->GetMissing();
+    all.push_back({op->label(), static_cast<int64_t>(op->comm().id), static_cast<int64_t>(op->seq()),
+                   Now() - op->started(), missing.local_devices, missing.remote});
+  }
+  return all;
+}
+
+RuntimeStats Runtime::Stats() {
+  RuntimeStats stats;
+  std::unique_lock lock(mutex_);
+  stats.operations_started = started_count_;
+  stats.operations_failed = failed_count_;
+  stats.operations_in_flight = by_id_.size();
+  const std::shared_ptr<engine::Engine> engine = engine_;
+  lock.unlock();
+  stats.worker_threads = static_cast<uint64_t>(pool_.threads());
+  if (engine != nullptr) stats.engine = engine->Stats();
+  return stats;
+}
+
+Status Runtime::last_error() const {
+  std::lock_guard lock(mutex_);
+  return last_error_;
+}
+
+void Runtime::WatchdogLoop() {
+  pthread_setname_np(pthread_self(), "uccl-watchdog");
+  std::unique_lock lock(mutex_);
+  uint64_t seen = 0;
+  while (!stopping_) {
+    if (by_id_.empty() && seen == started_count_) {  // nothing happened for a whole tick: sleep
+      watchdog_asleep_ = true;
+      changed_.wait(lock, [&] { return stopping_ || !by_id_.empty(); });
+      watchdog_asleep_ = false;
+      continue;
+    }
+    seen = started_count_;
+    const Nanos timeout = FromMillis(config_.op_timeout_ms), grace = FromMillis(config_.mismatch_grace_ms);
+    const Nanos tick = std::clamp<Nanos>(std::min(timeout, grace) / 4, FromMillis(1), FromMillis(250));
+    changed_.wait_for(lock, tick, [&] { return stopping_; });
+    std::vector<OpPtr> old;
+    for (const auto& [id, op] : by_id_) {
+      if (Now() - op->started() >= std::min(timeout, grace)) old.push_back(op);
+    }
+    if (old.empty() || stopping_) continue;
+    engine::Engine* engine = connected_ ? engine_.get() : nullptr;
+    if (engine != nullptr) {
+      // Under the mutex, so that Shutdown cannot take the engine away; the call only queues a command.
+      engine->Inspect([this, old](std::vector<engine::UnexpectedMessage> unexpected) { Inspect(old, unexpected); });
+      continue;
+    }
+    lock.unlock();
+    Inspect(old, {});
+    lock.lock();
+  }
+}
+
+void Runtime::Inspect(const std::vector<OpPtr>& old, const std::vector<engine::UnexpectedMessage>& unexpected) {
+  Nanos timeout, grace;
+  {
+    std::lock_guard lock(mutex_);
+    timeout = FromMillis(config_.op_timeout_ms);
+    grace = FromMillis(config_.mismatch_grace_ms);
+  }
+  for (const OpPtr& op : old) {
+    if (op->over()) continue;
+    const Nanos age = Now() - op->started();
+    const Operation::Missing missing = op->GetMissing();
+    if (age >= timeout) {
+      AbortComm(op->comm().id, TimeoutOf(*op, missing, timeout, unexpected), /*announce=*/true);
+      continue;
+    }
+    if (age < grace) continue;
+    const engine::UnexpectedMessage* other = FindMismatch(*op, missing, unexpected);
+    if (other == nullptr) continue;
+    // Twice in a row: the missing message may just be late (a retransmission) while the next one is here.
+    bool again = false;
+    {
+      std::lock_guard lock(mutex_);
+      again = !suspects_.insert(op->id()).second;
+    }
+    if (again) AbortComm(op->comm().id, MismatchOf(*op, other->peer, other->info), /*announce=*/true);
+  }
+}
+
+Runtime& TheRuntime() {
+  static Runtime* runtime = new Runtime;  // outlives every XLA thread
+  return *runtime;
+}
+
+}  // namespace uccl::coll

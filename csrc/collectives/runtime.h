@@ -1,0 +1,137 @@
+// The collectives of one process: call sites come in, operations run, failures spread to all members.
+//
+// Created when the extension is loaded and never destroyed (XLA threads may call until the process ends);
+// Start/Shutdown bracket an epoch: the engine, the counters and the abort state belong to one epoch. A process
+// that talks to no other one needs no Start.
+//
+// Threads: Submit on XLA threads, EngineSink on the engine thread, the rest on Python threads, plus one
+// watchdog that wakes a few times a second only while operations are in flight. `mutex_` guards the tables; it
+// is never held while an operation or the engine is called (they take their own locks and call back).
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "csrc/base/config.h"
+#include "csrc/base/status.h"
+#include "csrc/collectives/call_site.h"
+#include "csrc/collectives/matching.h"
+#include "csrc/collectives/operation.h"
+#include "csrc/collectives/worker_pool.h"
+#include "csrc/engine/engine.h"
+
+namespace uccl::coll {
+
+// One operation in flight, for people.
+struct OperationStatus {
+  std::string op;
+  int64_t comm_id = 0, seq = 0;
+  Nanos elapsed{};
+  std::vector<int64_t> waiting_for_local;  // devices of this process that have not called
+  std::vector<Member> waiting_for_remote;
+};
+
+struct RuntimeStats {
+  uint64_t operations_started = 0, operations_failed = 0;
+  uint64_t operations_in_flight = 0, worker_threads = 0;
+  engine::EngineStats engine;
+};
+
+class Runtime final : public OperationHost, public engine::EngineSink {
+ public:
+  Runtime();
+  ~Runtime() override;  // ends the epoch at once; tests only
+
+  // --- epochs (Python threads) ---
+  // Opens the backend; returns the address to publish. An error when already started.
+  Result<std::string> Start(const Config& config);
+  // All processes' addresses are known.
+  Status Connect(ProcessId self, const std::vector<std::string>& addresses, uint64_t session);
+  // Start-up failed: operations with remote members fail with `cause`, now and later.
+  void FailStartup(const Status& cause);
+  // Ends the epoch: waits up to `timeout` for operations in flight and for acknowledgements, aborts the rest.
+  Status Shutdown(Nanos timeout);
+  // Fails every operation in flight and every later one of this epoch.
+  void Abort(const std::string& reason);
+  void SetConfig(const Config& config);  // for processes that never Start; deadlines and sizes only
+  void SetDefaultDevices(DeviceTable table);
+
+  // --- operations (XLA threads) ---
+  // Never blocks on a peer. call.done runs exactly once, whatever happens.
+  void Submit(Call call);
+  InstanceTable& instances() { return instances_; }
+
+  // --- seen by people (any thread but the engine's) ---
+  std::vector<OperationStatus> InFlight() const;
+  RuntimeStats Stats();
+  Status last_error() const;
+
+  // OperationHost
+  // Not under the mutex: only operations in the tables call it, they saw the engine under the mutex when they
+  // were made, and Shutdown replaces it only when the tables are empty.
+  engine::Engine* engine() override { return engine_.get(); }
+  WorkerPool& pool() override { return pool_; }
+  void OnLocalDone(const ExecutionTable::Call& call) override;
+  void OnOperationOver(Operation* op) override;
+
+  // EngineSink
+  void OnMessage(ProcessId peer, const core::Event& event) override;
+  void OnControl(ProcessId peer, const std::string& control) override;
+  void OnPeerLost(ProcessId peer, const Status& status) override;
+
+ private:
+  struct CommState {
+    std::shared_ptr<const Communicator> comm;  // null while only its abort is known
+    uint64_t next_seq = 0;
+    Status aborted;                            // first cause; ok while it works
+  };
+  using OpPtr = std::shared_ptr<Operation>;
+
+  Result<OpPtr> Join(const Call& call, const CallSite::Seat& seat, const ExecutionTable::Call& matched);
+  // `announce`: tell the other processes of the communicator.
+  void AbortComm(uint64_t comm_id, const Status& cause, bool announce);
+  OpPtr FindByToken(uint64_t token, uint32_t* index) const;
+  std::vector<OpPtr> Operations() const;
+  Nanos Now() const;
+
+  void Fail(Call& call, const Status& status);
+  void CheckRuns(const Operation& op, ProcessId peer, const core::MessageInfo& remote);
+  void WatchdogLoop();
+  // Fails those that are past their deadline or met a different operation.
+  void Inspect(const std::vector<OpPtr>& old, const std::vector<engine::UnexpectedMessage>& unexpected);
+
+  InstanceTable instances_;
+  WorkerPool pool_;
+
+  mutable std::mutex mutex_;  // guards all below; see engine() for `engine_`
+  std::condition_variable changed_;  // operations_ became empty, or the watchdog has a reason to look
+  Config config_;
+  std::shared_ptr<const DeviceTable> default_devices_ = std::make_shared<const DeviceTable>();
+  std::unique_ptr<ExecutionTable> executions_;
+  std::unordered_map<OpKey, OpPtr, OpKeyHash> by_key_;
+  std::unordered_map<uint64_t, OpPtr> by_id_;
+  std::unordered_map<uint64_t, CommState> comms_;
+  std::map<int32_t, Status> lost_processes_;
+  Status startup_failure_, abort_, last_error_;
+  uint64_t next_op_id_ = 1;
+  uint64_t started_count_ = 0, failed_count_ = 0;
+  bool connected_ = false, watchdog_asleep_ = false, stopping_ = false;
+  // (launch here, process, launch there) -> difference of RunIds, which must stay constant.
+  std::map<std::tuple<uint32_t, int32_t, uint32_t>, uint32_t> run_offsets_;
+  std::set<uint64_t> suspects_;  // operations with a mismatch seen by the previous look of the watchdog
+  std::thread watchdog_;
+  std::shared_ptr<engine::Engine> engine_;  // shared only for the length of a call
+};
+
+// The process's runtime.
+Runtime& TheRuntime();
+
+}  // namespace uccl::coll

@@ -1,0 +1,143 @@
+#include "csrc/collectives/schedule.h"
+
+#include <algorithm>
+
+namespace uccl::coll {
+namespace {
+
+// A group seen from one process: which members are here, and each process's first member.
+struct View {
+  std::vector<int64_t> local_of;       // member -> index among the local ones, -1 for remote members
+  std::vector<uint32_t> processes;     // first member of each process, in order of appearance
+  std::vector<uint32_t> locals;        // members on this process
+  size_t self_process = 0;             // index into `processes`
+
+  View(const std::vector<Member>& group, ProcessId self) {
+    for (uint32_t m = 0; m < group.size(); ++m) {
+      const bool seen = std::any_of(processes.begin(), processes.end(), [&](uint32_t first) {
+        return group[first].process == group[m].process;
+      });
+      if (!seen) {
+        if (group[m].process == self) self_process = processes.size();
+        processes.push_back(m);
+      }
+      const bool local = group[m].process == self;
+      local_of.push_back(local ? static_cast<int64_t>(locals.size()) : -1);
+      if (local) locals.push_back(m);
+    }
+  }
+  uint32_t num_locals() const { return static_cast<uint32_t>(locals.size()); }
+};
+
+Slice Input(uint32_t local, uint64_t offset, uint64_t bytes) {
+  return {BufferKind::kInput, local, offset, bytes};
+}
+Slice Output(uint32_t local, uint64_t offset, uint64_t bytes) {
+  return {BufferKind::kOutput, local, offset, bytes};
+}
+Slice Scratch(uint64_t offset, uint64_t bytes) { return {BufferKind::kScratch, 0, offset, bytes}; }
+
+// Adds the reduction of bytes [offset, offset + bytes) of every member's vector. Remote members' parts are
+// in scratch, one after the other in group order; reserves that space.
+Reduction ReduceRange(const View& view, uint64_t offset, uint64_t bytes, Schedule* schedule) {
+  Reduction reduction;
+  for (int64_t local : view.local_of) {
+    if (local >= 0) {
+      reduction.from.push_back(Input(static_cast<uint32_t>(local), offset, bytes));
+    } else {
+      reduction.from.push_back(Scratch(schedule->scratch_bytes, bytes));
+      schedule->scratch_bytes += bytes;
+    }
+  }
+  for (uint32_t i = 0; i < view.num_locals(); ++i) reduction.to.push_back(Output(i, offset, bytes));
+  return reduction;
+}
+
+}  // namespace
+
+Schedule AllToAllSchedule(const std::vector<Member>& group, ProcessId self, uint64_t bytes) {
+  const View view(group, self);
+  const uint64_t chunk = bytes / group.size();
+  Schedule schedule;
+  if (chunk == 0) return schedule;
+  Stage stage;
+  for (uint32_t i = 0; i < view.num_locals(); ++i) {
+    const uint32_t me = view.locals[i];
+    // Start with the next member, so that not all ranks send to the same one first.
+    for (uint32_t step = 0; step < group.size(); ++step) {
+      const auto other = static_cast<uint32_t>((me + step) % group.size());
+      if (view.local_of[other] >= 0) {
+        const auto j = static_cast<uint32_t>(view.local_of[other]);
+        stage.copies.push_back({Input(i, other * chunk, chunk), Output(j, me * chunk, chunk)});
+        continue;
+      }
+      const ProcessId peer = group[other].process;
+      stage.sends.push_back({peer, me, other, Input(i, other * chunk, chunk)});
+      stage.receives.push_back({peer, other, me, Output(i, other * chunk, chunk)});
+    }
+  }
+  schedule.stages.push_back(std::move(stage));
+  return schedule;
+}
+
+Schedule AllReduceSchedule(const std::vector<Member>& group, ProcessId self, uint64_t count,
+                           uint64_t element_bytes, uint64_t direct_max_bytes) {
+  const View view(group, self);
+  const size_t num_processes = view.processes.size();
+  const uint64_t bytes = count * element_bytes;
+  Schedule schedule;
+  if (bytes == 0) return schedule;
+
+  // Process number p reduces elements [Begin(p), Begin(p + 1)); in the direct form every process reduces all.
+  const bool direct = num_processes == 1 || bytes <= direct_max_bytes;
+  const auto begin = [&](size_t p) {
+    const uint64_t base = count / num_processes, rest = count % num_processes;
+    return (p * base + std::min<uint64_t>(p, rest)) * element_bytes;
+  };
+  const auto part = [&](size_t p) {
+    return direct ? std::pair<uint64_t, uint64_t>{0, bytes}
+                  : std::pair<uint64_t, uint64_t>{begin(p), begin(p + 1) - begin(p)};
+  };
+  const auto [my_offset, my_bytes] = part(view.self_process);
+  const uint32_t my_first = view.processes[view.self_process];
+
+  Stage gather;
+  for (size_t step = 1; step < num_processes; ++step) {
+    const size_t p = (view.self_process + step) % num_processes;
+    const auto [offset, size] = part(p);
+    if (size == 0) continue;
+    for (uint32_t i = 0; i < view.num_locals(); ++i) {
+      gather.sends.push_back({group[view.processes[p]].process, view.locals[i], view.processes[p],
+                              Input(i, offset, size)});
+    }
+  }
+  if (my_bytes > 0) {
+    gather.reductions.push_back(ReduceRange(view, my_offset, my_bytes, &schedule));
+    for (uint32_t m = 0; m < group.size(); ++m) {
+      if (view.local_of[m] >= 0) continue;
+      gather.receives.push_back({group[m].process, m, my_first, gather.reductions[0].from[m]});
+    }
+  }
+  schedule.stages.push_back(std::move(gather));
+  if (direct) return schedule;
+
+  Stage spread, copy;
+  for (size_t step = 1; step < num_processes; ++step) {
+    const size_t p = (view.self_process + step) % num_processes;
+    const ProcessId peer = group[view.processes[p]].process;
+    if (my_bytes > 0) {
+      spread.sends.push_back({peer, my_first, view.processes[p], Output(0, my_offset, my_bytes)});
+    }
+    const auto [offset, size] = part(p);
+    if (size == 0) continue;
+    spread.receives.push_back({peer, view.processes[p], my_first, Output(0, offset, size)});
+    for (uint32_t i = 1; i < view.num_locals(); ++i) {
+      copy.copies.push_back({Output(0, offset, size), Output(i, offset, size)});
+    }
+  }
+  schedule.stages.push_back(std::move(spread));
+  if (!copy.copies.empty()) schedule.stages.push_back(std::move(copy));
+  return schedule;
+}
+
+}  // namespace uccl::coll

@@ -1,0 +1,236 @@
+#include "csrc/core/connection.h"
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <utility>
+
+#include "csrc/core/cc/registry.h"
+#include "csrc/core/path/path_selector.h"
+#include "csrc/core/receiver.h"
+#include "csrc/core/sender.h"
+#include "csrc/wire/packet.h"
+
+namespace uccl::core {
+namespace {
+
+constexpr size_t kMaxControlBytes = 512;
+// A datagram must hold the largest control message, and an ACK with a bitmap worth having.
+constexpr size_t kMinDatagramBytes = wire::kHeaderBytes + kMaxControlBytes;
+constexpr Nanos kMaxProbeInterval = std::chrono::milliseconds(500);
+
+}  // namespace
+
+// Routes between the two halves and watches for silence.
+struct Connection::Impl {
+  Impl(const ConnectionConfig& c, std::unique_ptr<CongestionController> controller,
+       std::unique_ptr<PathSelector> selector)
+      : config(c), sender(config, std::move(controller), std::move(selector), &stats, &events),
+        receiver(config, &sender, &stats, &events) {}
+
+  bool Waiting() const { return receiver.WaitingForData() || sender.WaitingForGrant(); }
+  bool Expecting() const { return Waiting() || sender.Outstanding(); }
+  Nanos ProbeInterval() const { return std::min(config.peer_silence / 8, kMaxProbeInterval); }
+
+  // Called after anything that may have begun or ended an expectation. Silence counts from the moment we began
+  // to expect something.
+  void Watch(Nanos now) {
+    const bool expecting = !failed && Expecting();
+    if (expecting && !was_expecting) {
+      last_heard = now;
+      next_probe = now + ProbeInterval();
+    }
+    was_expecting = expecting;
+  }
+
+  void Fail(const Status& status) {
+    if (failed) return;
+    failed = true;
+    failure = status;
+    sender.Fail(status);
+    receiver.Fail(status);
+    Event event;
+    event.kind = EventKind::kFailed;
+    event.status = status;
+    events.push_back(std::move(event));
+    was_expecting = false;
+    probe_due = false;
+  }
+
+  void Refuse(EventKind kind, uint64_t token) {
+    Event event;
+    event.kind = kind;
+    event.token = token;
+    event.status = failure;
+    events.push_back(std::move(event));
+  }
+
+  const ConnectionConfig config;
+  ConnectionStats stats;
+  std::deque<Event> events;
+  Sender sender;
+  Receiver receiver;
+  bool failed = false;
+  Status failure;
+  bool was_expecting = false, probe_due = false;
+  Nanos last_heard{0}, next_probe{kNever};
+  std::array<std::byte, std::max(wire::kMaxAckBytes, wire::kMaxHeadBytes)> head{};
+};
+
+Connection::Connection() = default;
+Connection::~Connection() = default;
+
+Result<std::unique_ptr<Connection>> Connection::Make(const ConnectionConfig& config) {
+  if (config.max_datagram_bytes < kMinDatagramBytes || config.max_datagram_bytes > UINT16_MAX) {
+    return Status::Error(StatusCode::kInvalidArgument,
+                         "max_datagram_bytes is " + std::to_string(config.max_datagram_bytes) + ", must be " +
+                             std::to_string(kMinDatagramBytes) + " to " + std::to_string(UINT16_MAX));
+  }
+  if (config.num_paths == 0) return Status::Error(StatusCode::kInvalidArgument, "paths is 0, must be at least 1");
+  CongestionParams params;
+  params.window_bytes = config.window_bytes;
+  params.mtu_bytes = static_cast<int64_t>(config.max_datagram_bytes);
+  auto controller = MakeCongestionController(config.congestion_control, params);
+  if (!controller.ok()) return controller.status();
+  auto selector = MakePathSelector(config.path_policy, config.seed);
+  if (!selector.ok()) return selector.status();
+  std::unique_ptr<Connection> connection(new Connection);
+  connection->impl_ = std::make_unique<Impl>(config, std::move(controller.value()), std::move(selector.value()));
+  return connection;
+}
+
+void Connection::Send(Nanos now, const MessageInfo& info, Bytes data, uint64_t token) {
+  if (impl_->failed) return impl_->Refuse(EventKind::kSendDone, token);
+  impl_->sender.Send(info, data, token);
+  impl_->Watch(now);
+}
+
+void Connection::PostRecv(Nanos now, const MessageInfo& info, MutableBytes buffer, uint64_t token) {
+  if (impl_->failed) return impl_->Refuse(EventKind::kRecvDone, token);
+  impl_->receiver.PostRecv(info, buffer, token);
+  impl_->Watch(now);
+}
+
+void Connection::CancelSend(Nanos now, uint64_t token) {
+  impl_->sender.Cancel(token);
+  impl_->Watch(now);
+}
+
+void Connection::CancelRecv(Nanos now, uint64_t token) {
+  impl_->receiver.Cancel(token);
+  impl_->Watch(now);
+}
+
+void Connection::SendControl(Nanos now, std::string control) {
+  if (impl_->failed) return;
+  control.resize(std::min(control.size(), kMaxControlBytes));
+  impl_->sender.SendControl(std::move(control));
+  impl_->Watch(now);
+}
+
+void Connection::OnDatagram(Nanos now, PathId, Bytes datagram) {
+  ConnectionStats& stats = impl_->stats;
+  wire::Header header;
+  Bytes body, payload;
+  switch (wire::DecodeHeader(datagram, &header, &body, &payload)) {
+    case wire::DecodeError::kMalformed: ++stats.malformed; return;
+    case wire::DecodeError::kBadChecksum: ++stats.bad_checksum; return;
+    case wire::DecodeError::kNone: break;
+  }
+  if (header.key != impl_->config.recv_key) {
+    ++stats.wrong_key;
+    return;
+  }
+  if (impl_->failed) return;
+  ++stats.packets_received;
+  stats.bytes_received += datagram.size();
+  impl_->last_heard = now;
+  impl_->next_probe = now + impl_->ProbeInterval();
+  if (header.type == wire::PacketType::kAck) {
+    wire::Ack ack;
+    if (!wire::DecodeAck(body, &ack)) {
+      ++stats.malformed;
+      return;
+    }
+    impl_->sender.OnAck(now, ack);
+  } else if (header.type == wire::PacketType::kProbe) {
+    impl_->receiver.RequestAck(header);
+  } else if (Status status = impl_->receiver.OnPacket(header, body, payload); !status.ok()) {
+    impl_->Fail(status);
+    return;
+  }
+  impl_->Watch(now);
+}
+
+void Connection::OnTimeout(Nanos now) {
+  if (impl_->failed) return;
+  impl_->sender.OnTimeout(now);
+  if (!impl_->was_expecting) return;
+  if (now - impl_->last_heard >= impl_->config.peer_silence) {
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now - impl_->last_heard).count();
+    impl_->Fail(Status::Error(StatusCode::kPeerLost,
+                              "nothing heard from the peer for " + std::to_string(ms) + " ms (peer_silence_ms)"));
+    return;
+  }
+  if (now >= impl_->next_probe) {
+    impl_->probe_due = true;
+    impl_->next_probe = now + impl_->ProbeInterval();
+  }
+}
+
+std::optional<Datagram> Connection::PollTransmit(Nanos now) {
+  if (impl_->failed) return std::nullopt;
+  ConnectionStats& stats = impl_->stats;
+  const bool ack = impl_->receiver.AckDue();
+  if (!ack && !impl_->probe_due) return impl_->sender.PollTransmit(now, impl_->head);
+
+  wire::Header header;
+  const PathId path = impl_->sender.NextPath();
+  header.path = ToInt(path);
+  header.key = impl_->config.send_key;
+  header.timestamp =
+      static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::microseconds>(now).count());
+  size_t bytes = 0;
+  if (ack) {
+    bytes = impl_->receiver.FillAck(header, impl_->head);
+    ++stats.acks_sent;
+  } else {
+    bytes = wire::EncodeProbe(header, impl_->head);
+    impl_->probe_due = false;
+    ++stats.probes;
+  }
+  ++stats.packets_sent;
+  stats.bytes_sent += bytes;
+  return Datagram{path, std::span(impl_->head).first(bytes), {}};
+}
+
+Nanos Connection::NextTimeout() const {
+  if (impl_->failed) return kNever;
+  Nanos next = impl_->sender.NextTimeout();
+  if (impl_->was_expecting) {
+    next = std::min({next, impl_->next_probe, impl_->last_heard + impl_->config.peer_silence});
+  }
+  return next;
+}
+
+std::optional<Event> Connection::PollEvent() {
+  if (impl_->events.empty()) return std::nullopt;
+  Event event = std::move(impl_->events.front());
+  impl_->events.pop_front();
+  return event;
+}
+
+bool Connection::WaitingForPeer() const { return impl_->Waiting(); }
+bool Connection::Drained() const { return !impl_->sender.Outstanding() && !impl_->receiver.AckDue(); }
+bool Connection::failed() const { return impl_->failed; }
+void Connection::Fail(const Status& status) { impl_->Fail(status); }
+std::vector<MessageInfo> Connection::Unexpected() const { return impl_->receiver.Unexpected(); }
+
+ConnectionStats Connection::stats() const {
+  ConnectionStats stats = impl_->stats;
+  impl_->sender.FillStats(&stats);
+  impl_->receiver.FillStats(&stats);
+  return stats;
+}
+
+}  // namespace uccl::core

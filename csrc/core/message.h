@@ -1,0 +1,51 @@
+// What identifies one message of a connection, and the events a connection reports about it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "csrc/base/status.h"
+#include "csrc/base/types.h"
+
+namespace uccl::core {
+
+// 128-bit name of a message, equal on both ends: a hash of the operation's matching key and of the part of
+// the operation. Messages with distinct tags never wait for each other. A tag names one message per direction at a
+// time: it may be used again when both ends are done with it, and never after a Cancel. (Were two messages with one
+// tag under way, packets that overtake each other could pair them either way.)
+struct MessageTag {
+  uint64_t hi = 0, lo = 0;
+  bool operator==(const MessageTag&) const = default;
+};
+struct MessageTagHash {
+  size_t operator()(const MessageTag& t) const { return t.hi ^ (t.lo * 0x9e3779b97f4a7c15ull); }
+};
+
+// Travels with the message. `digest` and the size must be equal on both ends, else the operation fails with
+// both sides shown and no byte is placed. `note` is opaque here (the collectives layer puts words in it).
+struct MessageInfo {
+  MessageTag tag;
+  uint64_t digest = 0;
+  uint64_t size_bytes = 0;
+  std::array<std::byte, 32> note{};
+};
+
+enum class EventKind : uint8_t {
+  kSendDone,    // the buffer of a send may be reused: every byte is acknowledged (or was copied)
+  kRecvDone,    // every byte is in place
+  kMismatch,    // token's receive (or send) met a message with another digest or size; `remote` is the other side
+  kControl,     // a control message arrived, `control` holds it
+  kFailed,      // the connection is dead, `status` says why; every outstanding token was reported first
+};
+
+struct Event {
+  EventKind kind{};
+  uint64_t token = 0;
+  Status status;          // of kSendDone / kRecvDone / kFailed
+  MessageInfo remote;     // of kMismatch and kRecvDone: as the sender describes it
+  std::string control;    // of kControl
+};
+
+}  // namespace uccl::core

@@ -1,0 +1,25 @@
+// What the sender knows about one path.
+#pragma once
+
+#include <cstdint>
+
+#include "csrc/base/types.h"
+#include "csrc/core/rtt_estimator.h"
+
+namespace uccl::core {
+
+// Packets of one path rarely overtake each other; three later ones acknowledged mean loss (RFC 9002 section
+// 6.1.1). Doubled, up to the limit, each time a retransmission turns out to have been needless.
+inline constexpr uint64_t kInitialReorderThreshold = 3;
+inline constexpr uint64_t kMaxReorderThreshold = 64;
+
+struct PathState {
+  RttEstimator rtt;
+  uint64_t next_seq = 1;           // counts transmissions on this path
+  uint64_t highest_acked_seq = 0;  // of transmissions whose ACK is unambiguous
+  uint64_t reorder_threshold = kInitialReorderThreshold;
+  Nanos newest_acked_sent{-1};     // when the newest acknowledged transmission was sent
+  uint64_t packets_sent = 0, packets_lost = 0;
+};
+
+}  // namespace uccl::core

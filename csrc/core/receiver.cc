@@ -1,0 +1,342 @@
+#include "csrc/core/receiver.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+namespace uccl::core {
+namespace {
+
+MessageInfo FromWire(const wire::Description& d) {
+  return {{d.tag_hi, d.tag_lo}, d.digest, d.size_bytes, d.note};
+}
+
+template <class Map, class Value>
+void EraseFrom(Map* map, const MessageTag& tag, Value* value) {
+  const auto it = map->find(tag);
+  if (it == map->end()) return;
+  std::erase(it->second, value);
+  if (it->second.empty()) map->erase(it);
+}
+
+Status Violation(std::string what) { return Status::Error(StatusCode::kProtocol, std::move(what)); }
+
+}  // namespace
+
+Receiver::Receiver(const ConnectionConfig& config, Sender* sender, ConnectionStats* stats,
+                   std::deque<Event>* events)
+    : config_(config), sender_(sender), stats_(stats), events_(events), window_(config.initial_recv_psn),
+      echoes_(config.num_paths) {
+  echo_paths_.reserve(config.num_paths);
+}
+
+// ---- posted receives ----
+
+// Compares both descriptions. A mismatch ends the receive.
+bool Receiver::Matches(Posted* posted, const MessageInfo& theirs) {
+  posted->remote = theirs;
+  if (theirs.digest == posted->info.digest && theirs.size_bytes == posted->info.size_bytes) return true;
+  Event event;
+  event.kind = EventKind::kMismatch;
+  event.token = posted->token;
+  event.remote = theirs;
+  events_->push_back(std::move(event));
+  EraseFrom(&by_tag_, posted->info.tag, posted);
+  if (posted->granted) by_receive_id_.erase(posted->receive_id);
+  posted_.erase(posted->token);
+  return false;
+}
+
+Receiver::Early* Receiver::NewEarly(const MessageInfo& info, uint32_t message_id) {
+  early_.emplace_back();
+  Early* early = &early_.back();
+  early->self = std::prev(early_.end());
+  early->info = info;
+  early->message_id = message_id;
+  return early;
+}
+
+Receiver::Posted* Receiver::FirstUnbound(const MessageTag& tag) {
+  const auto it = by_tag_.find(tag);
+  return it == by_tag_.end() ? nullptr : it->second.front();
+}
+
+Receiver::Early* Receiver::FirstUnexpected(const MessageTag& tag) {
+  const auto it = unexpected_.find(tag);
+  return it == unexpected_.end() ? nullptr : it->second.front();
+}
+
+void Receiver::Grant(Posted* posted) {
+  posted->granted = true;
+  posted->receive_id = next_receive_id_++;
+  by_receive_id_[posted->receive_id] = posted;
+  sender_->SendGrant(posted->info, posted->receive_id);
+}
+
+void Receiver::PostRecv(const MessageInfo& info, MutableBytes buffer, uint64_t token) {
+  auto owned = std::make_unique<Posted>();
+  Posted* posted = owned.get();
+  posted->info = info;
+  posted->buffer = buffer;
+  posted->token = token;
+  posted_[token] = std::move(owned);
+
+  if (Early* early = FirstUnexpected(info.tag)) {
+    EraseFrom(&unexpected_, info.tag, early);
+    const bool same = Matches(posted, early->info);
+    if (early->is_request) {
+      if (same) {
+        posted->requested = true;
+        Grant(posted);
+      }
+      early_.erase(early->self);
+      return;
+    }
+    if (!same) {
+      early->dropped = true;
+    } else {
+      early->posted = posted;
+      posted->early = early;
+    }
+    if (early->any_received && early->received_bytes == early->info.size_bytes) FinishEager(early);
+    return;
+  }
+  by_tag_[info.tag].push_back(posted);
+  // A small message may be on its way eagerly, so that one is granted only when asked for.
+  if (static_cast<int64_t>(info.size_bytes) > config_.eager_max_bytes) Grant(posted);
+}
+
+void Receiver::Cancel(uint64_t token) {
+  const auto it = posted_.find(token);
+  if (it == posted_.end()) return;
+  Posted* posted = it->second.get();
+  EraseFrom(&by_tag_, posted->info.tag, posted);
+  if (posted->granted) by_receive_id_.erase(posted->receive_id);
+  if (posted->early != nullptr) {
+    posted->early->posted = nullptr;
+    posted->early->dropped = true;
+  }
+  posted_.erase(it);
+}
+
+void Receiver::FinishPosted(Posted* posted, const Status& status) {
+  Event event;
+  event.kind = EventKind::kRecvDone;
+  event.token = posted->token;
+  event.status = status;
+  event.remote = posted->remote;
+  events_->push_back(std::move(event));
+  EraseFrom(&by_tag_, posted->info.tag, posted);
+  if (posted->granted) by_receive_id_.erase(posted->receive_id);
+  posted_.erase(posted->token);
+}
+
+// ---- packets ----
+
+void Receiver::NoteArrival(const wire::Header& header) {
+  ack_due_ = true;
+  if (header.path >= echoes_.size()) return;
+  wire::Echo& echo = echoes_[header.path];
+  if (echo.packets == 0) {
+    echo.path = header.path;
+    echo_paths_.push_back(header.path);
+    echo.timestamp = header.timestamp;
+  } else if (static_cast<int32_t>(header.timestamp - echo.timestamp) > 0) {
+    echo.timestamp = header.timestamp;
+  }
+  if (echo.packets < UINT16_MAX) ++echo.packets;
+}
+
+Status Receiver::OnPacket(const wire::Header& header, Bytes body, Bytes payload) {
+  switch (window_.Check(header.psn)) {
+    case ReceiveWindow::Verdict::kOutside:
+      ++stats_->out_of_window;
+      return Status::Ok();
+    case ReceiveWindow::Verdict::kDuplicate:
+      ++stats_->duplicates;
+      NoteArrival(header);  // the ACK was lost: say it again
+      return Status::Ok();
+    case ReceiveWindow::Verdict::kNew:
+      break;
+  }
+  Status status;
+  switch (header.type) {
+    case wire::PacketType::kEager: status = OnEager(wire::DecodeEager(body), payload); break;
+    case wire::PacketType::kData: status = OnData(wire::DecodeData(body), payload); break;
+    case wire::PacketType::kRequest: OnRequest(wire::DecodeRequest(body)); break;
+    case wire::PacketType::kGrant: {
+      const wire::Grant grant = wire::DecodeGrant(body);
+      sender_->OnGrant(FromWire(grant.description), grant.receive_id);
+      break;
+    }
+    case wire::PacketType::kControl: {
+      Event event;
+      event.kind = EventKind::kControl;
+      event.control.assign(reinterpret_cast<const char*>(payload.data()), payload.size());
+      events_->push_back(std::move(event));
+      break;
+    }
+    case wire::PacketType::kSkip:
+    case wire::PacketType::kAck:
+    case wire::PacketType::kProbe:
+      break;
+  }
+  if (!status.ok()) return status;
+  window_.Record(header.psn);
+  NoteArrival(header);
+  stats_->payload_bytes_received += payload.size();
+  return Status::Ok();
+}
+
+Status Receiver::OnEager(const wire::Eager& eager, Bytes payload) {
+  const wire::Description& d = eager.description;
+  if (d.size_bytes > static_cast<uint64_t>(config_.eager_max_bytes) || eager.offset > d.size_bytes ||
+      payload.size() > d.size_bytes - eager.offset) {
+    return Violation("eager packet [" + std::to_string(eager.offset) + ", +" + std::to_string(payload.size()) +
+                     ") of a message of " + std::to_string(d.size_bytes) + " bytes, limit " +
+                     std::to_string(config_.eager_max_bytes));
+  }
+  Early* early = nullptr;
+  if (const auto it = by_message_id_.find(eager.message_id); it != by_message_id_.end()) {
+    early = it->second;
+    if (early->info.size_bytes != d.size_bytes) return Violation("packets of one eager message disagree");
+  } else {
+    early = NewEarly(FromWire(d), eager.message_id);
+    by_message_id_[eager.message_id] = early;
+    if (Posted* posted = FirstUnbound(early->info.tag)) {
+      if (Matches(posted, early->info)) {
+        EraseFrom(&by_tag_, posted->info.tag, posted);
+        early->posted = posted;
+        posted->early = early;
+      } else {
+        early->dropped = true;
+      }
+    } else {
+      const int64_t cost = static_cast<int64_t>(d.size_bytes) + kEagerOverheadBytes;
+      buffered_bytes_ += cost;
+      early->buffered = true;
+      // What the peer may have outstanding is what it knows to be free; more is a violation of the credit.
+      if (buffered_bytes_ > config_.eager_buffer_bytes) {
+        return Violation("peer sent " + std::to_string(buffered_bytes_) + " eager bytes ahead, limit " +
+                         std::to_string(config_.eager_buffer_bytes));
+      }
+      early->buffer.resize(d.size_bytes);
+      unexpected_[early->info.tag].push_back(early);
+      ++stats_->unexpected_messages;
+    }
+  }
+  if (!early->buffer.empty()) {
+    std::copy(payload.begin(), payload.end(), early->buffer.begin() + eager.offset);
+  } else if (early->posted != nullptr && !payload.empty()) {
+    std::memcpy(early->posted->buffer.data() + eager.offset, payload.data(), payload.size());
+  }
+  early->received_bytes += payload.size();
+  early->any_received = true;
+  if (early->received_bytes == early->info.size_bytes) {
+    // Whole: no more packets will name it. It stays only if nobody has asked for it yet.
+    by_message_id_.erase(early->message_id);
+    if (early->posted != nullptr || early->dropped) FinishEager(early);
+  }
+  return Status::Ok();
+}
+
+// A whole eager message whose receive is known (or gone).
+void Receiver::FinishEager(Early* early) {
+  const int64_t cost = static_cast<int64_t>(early->info.size_bytes) + kEagerOverheadBytes;
+  consumed_bytes_ += cost;
+  ack_due_ = true;  // the credit may be waited for
+  if (Posted* posted = early->posted) {
+    if (!early->buffer.empty()) std::memcpy(posted->buffer.data(), early->buffer.data(), early->buffer.size());
+    posted->early = nullptr;
+    FinishPosted(posted, Status::Ok());
+  }
+  // Buffered ones were counted when they came; bound ones never were. The list owns it.
+  if (early->buffered) buffered_bytes_ -= cost;
+  early_.erase(early->self);
+}
+
+void Receiver::OnRequest(const wire::Request& request) {
+  const MessageInfo info = FromWire(request.description);
+  const auto it = by_tag_.find(info.tag);
+  if (it != by_tag_.end()) {
+    for (Posted* posted : it->second) {
+      if (posted->requested) continue;
+      if (!Matches(posted, info)) return;
+      posted->requested = true;
+      if (!posted->granted) Grant(posted);
+      FinishIfWhole(posted);
+      return;
+    }
+  }
+  Early* early = NewEarly(info, request.message_id);
+  early->is_request = true;
+  unexpected_[info.tag].push_back(early);
+  ++stats_->unexpected_messages;
+}
+
+Status Receiver::OnData(const wire::Data& data, Bytes payload) {
+  const auto it = by_receive_id_.find(data.receive_id);
+  if (it == by_receive_id_.end()) return Status::Ok();  // its receive was withdrawn
+  Posted* posted = it->second;
+  if (data.offset > posted->buffer.size() || payload.size() > posted->buffer.size() - data.offset ||
+      payload.size() > posted->buffer.size() - posted->received_bytes) {
+    return Violation("data [" + std::to_string(data.offset) + ", +" + std::to_string(payload.size()) +
+                     ") does not fit a receive of " + std::to_string(posted->buffer.size()) + " bytes");
+  }
+  if (!payload.empty()) std::memcpy(posted->buffer.data() + data.offset, payload.data(), payload.size());
+  posted->received_bytes += payload.size();
+  posted->any_data = true;
+  FinishIfWhole(posted);
+  return Status::Ok();
+}
+
+void Receiver::FinishIfWhole(Posted* posted) {
+  if (posted->requested && posted->any_data && posted->received_bytes == posted->info.size_bytes) {
+    FinishPosted(posted, Status::Ok());
+  }
+}
+
+size_t Receiver::FillAck(wire::Header header, std::span<std::byte> out) {
+  wire::Ack ack;
+  ack.next = window_.next();
+  ack.eager_consumed_bytes = static_cast<uint64_t>(consumed_bytes_);
+  while (!echo_paths_.empty() && ack.num_echoes < wire::kMaxEchoes) {
+    wire::Echo& echo = echoes_[echo_paths_.back()];
+    echo_paths_.pop_back();
+    ack.echoes[ack.num_echoes++] = echo;
+    echo.packets = 0;
+  }
+  std::array<std::byte, wire::kMaxBitmapBytes> bitmap;
+  const size_t fixed = wire::kHeaderBytes + wire::kAckFixedBytes + ack.num_echoes * sizeof(wire::Echo);
+  const size_t room = std::min(bitmap.size(), config_.max_datagram_bytes - fixed);
+  ack.bitmap_bytes = static_cast<uint16_t>(window_.FillBitmap(bitmap.data(), room));
+  ack.bitmap = bitmap.data();
+  ack_due_ = !echo_paths_.empty();
+  return wire::EncodeAck(header, ack, out);
+}
+
+std::vector<MessageInfo> Receiver::Unexpected() const {
+  std::vector<MessageInfo> all;
+  for (const Early& early : early_) {
+    if (early.posted == nullptr && !early.dropped) all.push_back(early.info);
+  }
+  return all;
+}
+
+void Receiver::Fail(const Status& status) {
+  while (!posted_.empty()) FinishPosted(posted_.begin()->second.get(), status);
+  by_tag_.clear();
+  by_receive_id_.clear();
+  early_.clear();
+  by_message_id_.clear();
+  unexpected_.clear();
+  buffered_bytes_ = 0;
+  ack_due_ = false;
+}
+
+void Receiver::FillStats(ConnectionStats* stats) const {
+  stats->eager_bytes_buffered = static_cast<uint64_t>(buffered_bytes_);
+}
+
+}  // namespace uccl::core

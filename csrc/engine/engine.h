@@ -1,0 +1,80 @@
+// The run-to-completion loop: one thread that owns a NIC backend, the clock and every connection over it.
+//
+// Any thread may call the public methods; they hand a command to the engine thread through a queue and never
+// block on the network. Callbacks run on the engine thread, must not block, and must not call XLA.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "csrc/base/config.h"
+#include "csrc/base/status.h"
+#include "csrc/core/connection.h"
+#include "csrc/core/message.h"
+#include "csrc/nic/nic_backend.h"
+
+namespace uccl::engine {
+
+// Receives what happens; called on the engine thread.
+class EngineSink {
+ public:
+  virtual ~EngineSink() = default;
+  // kSendDone / kRecvDone / kMismatch of this token.
+  virtual void OnMessage(ProcessId peer, const core::Event& event) = 0;
+  virtual void OnControl(ProcessId peer, const std::string& control) = 0;
+  // The connection died; tokens outstanding on it were reported (with this status) before.
+  virtual void OnPeerLost(ProcessId peer, const Status& status) = 0;
+};
+
+struct UnexpectedMessage {
+  ProcessId peer{};
+  core::MessageInfo info;
+};
+
+struct EngineStats {
+  std::map<int32_t, core::ConnectionStats> peers;  // by process
+  uint64_t turns = 0, sleeps = 0, unknown_key_drops = 0, commands = 0;
+};
+
+class Engine final {
+ public:
+  // Opens the backend and starts the thread. `sink` must outlive the engine.
+  static Result<std::unique_ptr<Engine>> Start(const Config& config, EngineSink* sink);
+  ~Engine();  // like Shutdown(0)
+
+  // Opaque text to publish; holds the backend's address and the limits that both ends must know.
+  std::string LocalAddress() const;
+  // Makes the connections. `addresses[i]` is process i's LocalAddress; `session` is equal on all processes
+  // and different in every start, packets of other sessions are dropped.
+  Status Connect(ProcessId self, const std::vector<std::string>& addresses, uint64_t session);
+
+  // Messages to peers may be handed in before Connect; they wait. Tokens are unique across calls.
+  void Send(ProcessId peer, const core::MessageInfo& info, Bytes data, uint64_t token);
+  void PostRecv(ProcessId peer, const core::MessageInfo& info, MutableBytes buffer, uint64_t token);
+  void SendControl(ProcessId peer, std::string control);
+  // Withdraws messages; `done` runs on the engine thread once none of their buffers can be touched again.
+  // Tokens that already completed are ignored.
+  struct Posted {
+    ProcessId peer{};
+    bool is_send = false;
+    uint64_t token = 0;
+  };
+  void Cancel(std::vector<Posted> posted, std::function<void()> done);
+  // Runs `fn` on the engine thread with the messages that no receive has met.
+  void Inspect(std::function<void(std::vector<UnexpectedMessage>)> fn);
+  EngineStats Stats();  // waits for the engine thread; not for use on it
+
+  // Waits until all that was handed in is acknowledged or `timeout` passed, then stops the thread. Outstanding
+  // tokens are reported with kAborted. Returns kPeerTimeout when something was not acknowledged.
+  Status Shutdown(Nanos timeout);
+
+ private:
+  struct Impl;
+  explicit Engine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace uccl::engine

@@ -1,0 +1,144 @@
+// The text of a Hello, and the arithmetic of windows.
+#include "csrc/engine/limits.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "csrc/base/hash.h"
+
+namespace uccl::engine {
+namespace {
+
+// Changes whenever two builds could not talk: packet formats of csrc/wire, the engine's own control messages,
+// the derivation of keys below.
+constexpr std::string_view kVersion = "uccl/1";
+
+struct Field {
+  std::string_view key;
+  int64_t Hello::*member;
+};
+constexpr std::array kFields = {
+    Field{"paths", &Hello::paths},
+    Field{"datagram", &Hello::max_datagram_bytes},
+    Field{"receive", &Hello::receive_buffer_bytes},
+    Field{"eager", &Hello::eager_max_bytes},
+    Field{"eager_buffer", &Hello::eager_buffer_bytes},
+};
+
+Status Malformed(const std::string& text, const std::string& what) {
+  return Status::Error(StatusCode::kInvalidArgument,
+                       "a process published the address \"" + text + "\", which " + what);
+}
+
+// Takes the text up to the next space off the front of `rest`.
+std::string_view NextWord(std::string_view* rest) {
+  const size_t space = rest->find(' ');
+  const std::string_view word = rest->substr(0, space);
+  rest->remove_prefix(space == std::string_view::npos ? rest->size() : space + 1);
+  return word;
+}
+
+// What a directed pair hashes to, for one use.
+uint64_t PairHash(uint64_t session, ProcessId from, ProcessId to, std::string_view use) {
+  return Hasher(session)
+      .Text(use)
+      .Word(static_cast<uint64_t>(ToInt(from)))
+      .Word(static_cast<uint64_t>(ToInt(to)))
+      .Finish64();
+}
+
+}  // namespace
+
+std::string EncodeHello(const Hello& hello) {
+  std::string text(kVersion);
+  text += " backend=" + hello.backend + " at=" + hello.nic_address;
+  for (const Field& field : kFields) {
+    text += " ";
+    text += field.key;
+    text += "=" + std::to_string(hello.*field.member);
+  }
+  return text;
+}
+
+Result<Hello> DecodeHello(const std::string& text) {
+  std::string_view rest = text;
+  const std::string_view version = NextWord(&rest);
+  if (version != kVersion) {
+    if (!version.starts_with("uccl/")) return Malformed(text, "is not one of this library");
+    return Status::Error(StatusCode::kProtocol, "a process speaks " + std::string(version) + ", this one " +
+                                                    std::string(kVersion) +
+                                                    "; install the same version of jax_uccl everywhere");
+  }
+  Hello hello;
+  std::array<bool, kFields.size()> seen{};
+  while (!rest.empty()) {
+    const std::string_view word = NextWord(&rest);
+    const size_t equals = word.find('=');
+    if (equals == std::string_view::npos) return Malformed(text, "holds a word without \"=\"");
+    const std::string_view key = word.substr(0, equals), value = word.substr(equals + 1);
+    if (key == "backend") hello.backend = value;
+    if (key == "at") hello.nic_address = value;
+    for (size_t i = 0; i < kFields.size(); ++i) {
+      if (key != kFields[i].key) continue;
+      int64_t number = 0;
+      const auto [stop, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+      if (error != std::errc() || stop != value.data() + value.size() || number < 0) {
+        return Malformed(text, "has no number in " + std::string(key));
+      }
+      hello.*kFields[i].member = number;
+      seen[i] = true;
+    }
+  }
+  if (hello.backend.empty() || hello.nic_address.empty()) return Malformed(text, "lacks an address");
+  for (size_t i = 0; i < kFields.size(); ++i) {
+    if (!seen[i]) return Malformed(text, "lacks " + std::string(kFields[i].key));
+  }
+  if (hello.paths < 1) return Malformed(text, "has no path");
+  return hello;
+}
+
+core::ConnectionConfig MakeConnectionConfig(const Config& config, const Hello& mine, const Hello& theirs,
+                                            const LinkIdentity& identity, size_t route_datagram_bytes) {
+  core::ConnectionConfig c;
+  const auto [session, self, peer, processes] = identity;
+  // A key stands for a direction, so one end's send_key is the other's recv_key, and a packet that is sent
+  // back to its origin is refused.
+  c.send_key = PairHash(session, self, peer, "key");
+  c.recv_key = PairHash(session, peer, self, "key");
+  c.initial_send_psn = static_cast<uint32_t>(PairHash(session, self, peer, "psn"));
+  c.initial_recv_psn = static_cast<uint32_t>(PairHash(session, peer, self, "psn"));
+  c.seed = PairHash(session, self, peer, "seed");
+
+  c.num_paths = static_cast<uint16_t>(std::clamp<int64_t>(std::min(mine.paths, theirs.paths), 1, 65535));
+  // Ends that were configured differently meet at the smaller value, which both can bear.
+  c.eager_max_bytes = std::min(mine.eager_max_bytes, theirs.eager_max_bytes);
+  c.eager_buffer_bytes = std::min(mine.eager_buffer_bytes, theirs.eager_buffer_bytes);
+
+  // All others may send to the peer at the same moment (an all-to-all does), so each gets an equal part of
+  // what its device keeps. A sender on one path meets one of the buffers, not their sum.
+  const int64_t senders = std::max<int64_t>(processes - 1, 1);
+  const int64_t buffers = config.path_policy == "single" ? theirs.paths : 1;
+  c.window_bytes = std::max<int64_t>(
+      std::min(config.window_bytes, theirs.receive_buffer_bytes / buffers / senders), 1);
+
+  // Several datagrams should fit into the window, or each waits for the acknowledgement of the one before it;
+  // below 8 KiB the cost per datagram outweighs that.
+  constexpr int64_t kDatagramsPerWindow = 4;
+  constexpr int64_t kSmallestCut = 8192;
+  const int64_t datagram = std::min({static_cast<int64_t>(route_datagram_bytes), theirs.max_datagram_bytes,
+                                     std::max(c.window_bytes / kDatagramsPerWindow, kSmallestCut)});
+  c.max_datagram_bytes = static_cast<size_t>(datagram);
+
+  c.min_rto = std::chrono::microseconds(config.min_rto_us);
+  c.max_rto = std::chrono::microseconds(config.max_rto_us);
+  c.peer_silence = std::chrono::milliseconds(config.peer_silence_ms);
+  c.congestion_control = config.congestion_control;
+  c.path_policy = config.path_policy;
+  return c;
+}
+
+}  // namespace uccl::engine

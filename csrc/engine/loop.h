@@ -1,0 +1,103 @@
+// The engine thread: one turn after the other until shutdown is complete.
+//
+//   turn: commands -> datagrams in -> faults -> timers -> events to the sink -> datagrams out
+//   idle: turns without work for spin_us, then sleep until a datagram, a command or the next timer
+//
+// Owned by Engine. Run() and everything it calls belong to the engine thread, which is the only one to touch
+// the fields below, except that other threads push to the queue and call NicBackend::Wake.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "csrc/base/config.h"
+#include "csrc/base/status.h"
+#include "csrc/base/types.h"
+#include "csrc/engine/command.h"
+#include "csrc/engine/engine.h"
+#include "csrc/engine/limits.h"
+#include "csrc/engine/peer_link.h"
+#include "csrc/engine/transmit_batch.h"
+#include "csrc/nic/nic_backend.h"
+
+namespace uccl::engine {
+
+class Loop final {
+ public:
+  Loop(const Config& config, std::unique_ptr<nic::NicBackend> nic, EngineSink* sink, CommandQueue* queue);
+
+  // Fixed from the start; any thread may read them.
+  nic::NicBackend* nic() { return nic_.get(); }
+  const Hello& hello() const { return hello_; }
+
+  // Returns after a ShutdownCommand was carried out, with its outcome. No callback comes afterwards.
+  Status Run();
+  // On the engine thread, or after Run returned.
+  EngineStats Stats() const;
+  // What becomes of a command that comes after the end. The caller's thread runs the callbacks then.
+  void RefuseCommand(Command& command);
+
+ private:
+  // Stages of a shutdown, each bounded by its deadline.
+  enum class Stage {
+    kOpen,      // no shutdown yet
+    kDraining,  // waiting until everything is acknowledged
+    kParting,   // peers were told; waiting until they need no more answers
+    kStopped,
+  };
+
+  bool Turn(Nanos now);  // returns whether anything was done
+  void Sleep(Nanos now);
+  Nanos NextTimeout() const;
+
+  bool RunCommands(Nanos now);
+  void Handle(Nanos now, SendCommand& c);
+  void Handle(Nanos now, RecvCommand& c);
+  void Handle(Nanos now, ControlCommand& c);
+  void Handle(Nanos now, CancelCommand& c);
+  void Handle(Nanos now, InspectCommand& c);
+  void Handle(Nanos now, StatsCommand& c);
+  void Handle(Nanos now, ConnectCommand& c);
+  void Handle(Nanos now, ShutdownCommand& c);
+  Status Connect(Nanos now, const ConnectCommand& c);
+  // The link to an existing other process, or null after reporting the token to the sink.
+  PeerLink* LinkOrReport(ProcessId peer, core::EventKind kind, uint64_t token);
+  PeerLink* FindLink(ProcessId peer);
+
+  bool Receive(Nanos now);
+  bool ReadFaults(Nanos now);
+  bool FireTimers(Nanos now);
+  void DeliverEvents(Nanos now);
+  bool Transmit(Nanos now);
+  void Touch(PeerLink* link);
+
+  void StepShutdown(Nanos now);
+  void FinishShutdown(Nanos now);
+
+  const Config config_;
+  const std::unique_ptr<nic::NicBackend> nic_;
+  EngineSink* const sink_;
+  CommandQueue* const queue_;
+  Hello hello_;
+
+  std::vector<std::unique_ptr<PeerLink>> links_;  // by process; null for this one; empty before Connect
+  std::unordered_map<uint64_t, PeerLink*> by_key_;
+  std::vector<PeerLink*> by_handle_;
+  std::vector<Command> commands_;       // taken from the queue, kept for its memory
+  std::vector<Command> before_connect_; // messages that wait for Connect
+  std::vector<PeerLink*> touched_;      // may have events or datagrams; each once
+  std::vector<char> is_touched_;        // by process
+  size_t round_robin_ = 0;
+  std::vector<nic::Incoming> incoming_;
+  TransmitBatch batch_;
+
+  Stage stage_ = Stage::kOpen;
+  Nanos shutdown_deadline_ = kNever, stage_deadline_ = kNever;
+  Status outcome_;
+  Nanos last_work_{};
+  EngineStats counters_;  // `peers` is filled on request
+};
+
+}  // namespace uccl::engine

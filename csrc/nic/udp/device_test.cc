@@ -1,0 +1,211 @@
+// Tests of what is particular to UDP: both IP families, closed ports, settings, limits of datagrams.
+#include "csrc/nic/udp/device.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "csrc/nic/udp/address.h"
+#include "csrc/nic/udp/endpoint.h"
+
+namespace uccl::nic::udp {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr Nanos kPatience = std::chrono::seconds(20);
+
+Config Settings(const std::string& address, int64_t paths = 2) {
+  Config config;
+  config.address = address;
+  config.paths = paths;
+  return config;
+}
+
+std::unique_ptr<NicBackend> MustOpen(const Config& config) {
+  Result<std::unique_ptr<NicBackend>> r = OpenUdp(config);
+  if (!r.ok()) {
+    ADD_FAILURE() << r.status().ToString();
+    return nullptr;
+  }
+  return std::move(r.value());
+}
+
+PeerHandle MustAdd(NicBackend* nic, const std::string& address) {
+  Result<PeerHandle> r = nic->AddPeer(address);
+  EXPECT_TRUE(r.ok()) << r.status().ToString();
+  return r.ok() ? r.value() : PeerHandle{};
+}
+
+// One datagram from a to b and its text at b.
+std::string SendOne(NicBackend* a, PeerHandle to, PathId path, const std::string& text, NicBackend* b) {
+  const Outgoing out{to, path, std::as_bytes(std::span(text)), {}};
+  EXPECT_EQ(a->PostSend(std::span(&out, 1)), 1u);
+  std::array<Incoming, 4> in;
+  const auto deadline = Clock::now() + kPatience;
+  while (Clock::now() < deadline) {
+    if (b->Poll(in) > 0) {
+      return {reinterpret_cast<const char*>(in[0].datagram.data()), in[0].datagram.size()};
+    }
+    b->Wait(std::chrono::seconds(1), false);
+  }
+  return "nothing arrived";
+}
+
+bool HasIpv6() { return Endpoint::Open(ParseIp("::1").value(), 65536).ok(); }
+
+TEST(UdpDevice, LocalAddress_HoldsIpAndAPortPerPath) {
+  auto nic = MustOpen(Settings("", 5));
+  ASSERT_NE(nic, nullptr);
+  Result<EndpointSet> set = FromText(nic->LocalAddress());
+  ASSERT_TRUE(set.ok());
+  EXPECT_EQ(IpText(set.value().ip), "127.0.0.1");
+  EXPECT_EQ(set.value().ports.size(), 5u);
+  EXPECT_EQ(nic->capabilities().num_paths, 5);
+}
+
+TEST(UdpDevice, Ipv6_Works) {
+  if (!HasIpv6()) GTEST_SKIP() << "this machine has no IPv6 loopback";
+  auto a = MustOpen(Settings("::1")), b = MustOpen(Settings("::1"));
+  ASSERT_TRUE(a && b);
+  const PeerHandle to_b = MustAdd(a.get(), b->LocalAddress());
+  EXPECT_EQ(SendOne(a.get(), to_b, PathId{1}, "over six", b.get()), "over six");
+  EXPECT_GE(a->MaxDatagramBytes(to_b), 1232u);
+}
+
+TEST(UdpDevice, AddPeer_OfTheOtherFamilyIsRefused) {
+  if (!HasIpv6()) GTEST_SKIP() << "this machine has no IPv6 loopback";
+  auto a = MustOpen(Settings("127.0.0.1")), b = MustOpen(Settings("::1"));
+  ASSERT_TRUE(a && b);
+  Result<PeerHandle> r = a->AddPeer(b->LocalAddress());
+  ASSERT_FALSE(r.ok());
+  EXPECT_EQ(r.status().code, StatusCode::kInvalidArgument);
+  EXPECT_NE(r.status().detail.find("JAX_UCCL_ADDRESS"), std::string::npos);
+}
+
+TEST(UdpDevice, Paths_OfUnequalCountsWrapAround) {
+  auto a = MustOpen(Settings("", 4)), b = MustOpen(Settings("", 3));
+  ASSERT_TRUE(a && b);
+  const PeerHandle to_b = MustAdd(a.get(), b->LocalAddress());
+  const PeerHandle to_a = MustAdd(b.get(), a->LocalAddress());
+  for (uint16_t path = 0; path < 4; ++path) {
+    EXPECT_EQ(SendOne(a.get(), to_b, PathId{path}, "x" + std::to_string(path), b.get()),
+              "x" + std::to_string(path));
+  }
+  EXPECT_EQ(SendOne(b.get(), to_a, PathId{2}, "back", a.get()), "back");
+}
+
+TEST(UdpDevice, ClosedPort_BecomesAFaultOfThatPeerOnly) {
+  auto a = MustOpen(Settings("")), gone = MustOpen(Settings("")), alive = MustOpen(Settings(""));
+  ASSERT_TRUE(a && gone && alive);
+  const PeerHandle to_gone = MustAdd(a.get(), gone->LocalAddress());
+  const PeerHandle to_alive = MustAdd(a.get(), alive->LocalAddress());
+  EXPECT_EQ(SendOne(a.get(), to_gone, PathId{0}, "hello", gone.get()), "hello");
+  EXPECT_TRUE(a->PollFaults().empty());
+  gone.reset();
+  const std::string text = "anybody?";
+  const Outgoing out{to_gone, PathId{1}, std::as_bytes(std::span(text)), {}};
+  EXPECT_EQ(a->PostSend(std::span(&out, 1)), 1u);
+  std::vector<Fault> faults;
+  std::array<Incoming, 4> in;
+  const auto deadline = Clock::now() + kPatience;
+  while (faults.empty() && Clock::now() < deadline) {
+    EXPECT_EQ(a->Poll(in), 0u);
+    faults = a->PollFaults();
+    if (faults.empty()) a->Wait(std::chrono::seconds(1), false);
+  }
+  ASSERT_EQ(faults.size(), 1u);
+  EXPECT_EQ(faults[0].peer, to_gone);
+  EXPECT_EQ(faults[0].status.code, StatusCode::kPeerLost);
+  EXPECT_NE(faults[0].status.detail.find("127.0.0.1"), std::string::npos);
+  // The error must not stick to the socket: the other peer is still reached over the same path, also when
+  // the batch mixes both.
+  const std::string other = "you there?";
+  const std::array<Outgoing, 3> mixed = {
+      Outgoing{to_gone, PathId{1}, std::as_bytes(std::span(text)), {}},
+      Outgoing{to_gone, PathId{1}, std::as_bytes(std::span(text)), {}},
+      Outgoing{to_alive, PathId{1}, std::as_bytes(std::span(other)), {}}};
+  for (int round = 0; round < 50; ++round) {
+    ASSERT_EQ(a->PostSend(mixed), mixed.size());
+    size_t got = 0;
+    const auto limit = Clock::now() + kPatience;
+    while (got == 0 && Clock::now() < limit) {
+      got = alive->Poll(in);
+      if (got == 0) alive->Wait(std::chrono::seconds(1), false);
+    }
+    ASSERT_EQ(got, 1u) << "round " << round;
+  }
+}
+
+TEST(UdpDevice, OversizedDatagram_IsTakenAndReportedAsAFault) {
+  auto a = MustOpen(Settings("")), b = MustOpen(Settings(""));
+  ASSERT_TRUE(a && b);
+  const PeerHandle to_b = MustAdd(a.get(), b->LocalAddress());
+  const std::vector<std::byte> huge(70000);
+  const std::string small = "small";
+  const std::array<Outgoing, 2> batch = {Outgoing{to_b, PathId{0}, huge, {}},
+                                         Outgoing{to_b, PathId{0}, std::as_bytes(std::span(small)), {}}};
+  EXPECT_EQ(a->PostSend(batch), 2u);
+  const std::vector<Fault> faults = a->PollFaults();
+  ASSERT_EQ(faults.size(), 1u);
+  EXPECT_EQ(faults[0].status.code, StatusCode::kNicError);
+  EXPECT_NE(faults[0].status.detail.find("max_datagram_bytes"), std::string::npos);
+  std::array<Incoming, 4> in;
+  b->Wait(kPatience, false);
+  ASSERT_EQ(b->Poll(in), 1u);
+  EXPECT_EQ(in[0].datagram.size(), small.size());
+}
+
+TEST(UdpDevice, MaxDatagramBytes_IsCappedBySetting) {
+  Config config = Settings("");
+  config.max_datagram_bytes = 1400;
+  auto a = MustOpen(config), b = MustOpen(Settings(""));
+  ASSERT_TRUE(a && b);
+  EXPECT_EQ(a->MaxDatagramBytes(MustAdd(a.get(), b->LocalAddress())), 1400u);
+  EXPECT_GT(b->MaxDatagramBytes(MustAdd(b.get(), a->LocalAddress())), 1400u);
+  // A datagram that is longer than anything a peer may send to `a` is dropped, not cut.
+  const PeerHandle to_a = MustAdd(b.get(), a->LocalAddress());
+  const std::vector<std::byte> large(3000);
+  const Outgoing out{to_a, PathId{0}, large, {}};
+  EXPECT_EQ(b->PostSend(std::span(&out, 1)), 1u);
+  EXPECT_EQ(SendOne(b.get(), to_a, PathId{0}, "fits", a.get()), "fits");
+}
+
+TEST(UdpDevice, RoutePayloadBytes_LeavesRoomForHeaders) {
+  const SocketAddress loopback = ParseIp("127.0.0.1").value();
+  SocketAddress to = loopback;
+  to.set_port(9);
+  Result<size_t> bytes = RoutePayloadBytes(loopback, to);
+  ASSERT_TRUE(bytes.ok()) << bytes.status().ToString();
+  EXPECT_GE(bytes.value(), 1472u);
+  EXPECT_LE(bytes.value(), 65507u);
+}
+
+TEST(UdpDevice, Open_ErrorsNameTheSetting) {
+  Result<std::unique_ptr<NicBackend>> name = OpenUdp(Settings("no.such.host"));
+  ASSERT_FALSE(name.ok());
+  EXPECT_EQ(name.status().code, StatusCode::kInvalidArgument);
+  EXPECT_NE(name.status().detail.find("no.such.host"), std::string::npos);
+  // 203.0.113.0/24 is set aside for documentation (RFC 5737): no machine has it.
+  Result<std::unique_ptr<NicBackend>> foreign = OpenUdp(Settings("203.0.113.7"));
+  ASSERT_FALSE(foreign.ok());
+  EXPECT_EQ(foreign.status().code, StatusCode::kNicError);
+  EXPECT_NE(foreign.status().detail.find("JAX_UCCL_ADDRESS"), std::string::npos);
+}
+
+TEST(UdpDevice, ReceiveBuffer_FollowsTheSetting) {
+  Config small = Settings("", 1), large = Settings("", 1);
+  small.socket_buffer_bytes = 65536;
+  large.socket_buffer_bytes = 131072;
+  auto a = MustOpen(small), b = MustOpen(large);
+  ASSERT_TRUE(a && b);
+  EXPECT_GT(a->capabilities().receive_buffer_bytes, 0);
+  EXPECT_GT(b->capabilities().receive_buffer_bytes, a->capabilities().receive_buffer_bytes);
+  // Never more than the kernel was asked for: what it doubles is its own book-keeping.
+  EXPECT_LE(a->capabilities().receive_buffer_bytes, small.socket_buffer_bytes);
+}
+
+}  // namespace
+}  // namespace uccl::nic::udp

@@ -1,0 +1,31 @@
+"""Collective communication for JAX over a software multipath transport.
+
+The functions have the names, arguments and meaning of their `jax.lax` equals and are used in the same
+places, inside `jax.shard_map`:
+
+    import jax_uccl
+    y = jax_uccl.all_to_all(x, "expert", split_axis=0, concat_axis=0, tiled=True)
+    total = jax_uccl.psum(loss, ("data", "expert"))
+"""
+
+from jax_uccl._src.collectives.all_reduce import all_reduce as all_reduce
+from jax_uccl._src.collectives.all_reduce import psum as psum
+from jax_uccl._src.collectives.all_to_all import all_to_all as all_to_all
+from jax_uccl._src.comm import init as init
+from jax_uccl._src.comm import shutdown as shutdown
+from jax_uccl._src.comm import stats as stats
+from jax_uccl._src.config import Config as Config
+from jax_uccl._src.errors import CommAbortedError as CommAbortedError
+from jax_uccl._src.errors import NicError as NicError
+from jax_uccl._src.errors import PathError as PathError
+from jax_uccl._src.errors import PeerLostError as PeerLostError
+from jax_uccl._src.errors import PeerTimeoutError as PeerTimeoutError
+from jax_uccl._src.errors import ProtocolError as ProtocolError
+from jax_uccl._src.errors import UcclError as UcclError
+from jax_uccl._src.errors import UcclMemoryError as UcclMemoryError
+from jax_uccl._src.errors import UcclValueError as UcclValueError
+from jax_uccl._src.errors import UnsupportedError as UnsupportedError
+from jax_uccl._src.errors import errors as errors
+from jax_uccl._src.ordering import strict_order as strict_order
+
+__version__ = "0.1.0"

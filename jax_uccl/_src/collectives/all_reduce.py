@@ -1,0 +1,401 @@
+"""psum and all_reduce: every member gets the combination of all members' arrays.
+
+Two primitives: the sum is linear and has derivatives; the other reductions have none, as in lax. Under
+check_vma=True the result is invariant over the reduced axes, as for lax.psum: the transpose of such a sum is
+a cast, and the transpose of the cast is the sum. Without checked types lax's older rule holds: the sum is
+its own transpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_uccl._src import axes, ffi_targets, lowering
+from jax_uccl._src import jax_compat as compat
+from jax_uccl._src.collectives.vary import cast_to_varying, vary, vary_p
+from jax_uccl._src.errors import UcclValueError, UnsupportedError
+from jax_uccl._src.explicit import run_on_local_shards
+from jax_uccl._src.ordering import comm_effect, is_strict
+
+_OPS = ("sum", "mean", "max", "min", "prod", "and", "or")
+
+
+def psum(
+    x: Any, axis_name: Any, *, axis_index_groups: Sequence[Sequence[int]] | None = None
+) -> Any:
+    """Sums `x` over the members of `axis_name`.
+
+    The same as `jax.lax.psum`, argument for argument. Before, each member holds one array; after, each
+    holds the sum. Values that are not traced (Python numbers, constants) are multiplied by the number of
+    members without communication, so `psum(1, axis_name)` is that number.
+
+    Args:
+      x: array or pytree of arrays: floating, complex, integer, or bool (summed as int32). Inside
+        `jax.shard_map` it is the local shard.
+      axis_name: a mesh axis, or a tuple of mesh axes. Integers in it name axes of the array itself.
+      axis_index_groups: lists of axis indices that sum among themselves, together each index once; they
+        may differ in size. Default: all members.
+
+    Returns:
+      Array(s) of the shape and dtype of `x`. float16 and bfloat16 accumulate in float32. The order of
+      additions depends on the ranks only, so results are the same to the bit in every process layout.
+
+    Raises:
+      NameError: `axis_name` is not bound by an enclosing `jax.shard_map` or `jax.vmap`.
+      ValueError: the groups do not hold every index once.
+      NotImplementedError: `axis_index_groups` under `check_vma=True`, as in lax.
+      UnsupportedError: an 8-bit or smaller floating dtype.
+      UcclError: at run time, see `jax_uccl.errors`.
+
+    Cost: at most two steps; each member sends about twice its bytes.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jax_uccl
+      >>> from jax.sharding import PartitionSpec as P
+      >>> mesh = jax.make_mesh((jax.device_count(),), ("x",))
+      >>> f = lambda a: jax_uccl.psum(a, "x")
+      >>> y = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P()))(
+      ...     jnp.ones(jax.device_count()))
+    """
+    return _reduce_tree(x, axis_name, "sum", axis_index_groups, "psum")
+
+
+def all_reduce(
+    x: Any,
+    axis_name: Any,
+    *,
+    op: str = "sum",
+    axis_index_groups: Sequence[Sequence[int]] | None = None,
+) -> Any:
+    """Combines `x` over the members of `axis_name` with `op`.
+
+    `op="sum"`, "mean", "max" and "min" are `jax.lax.psum`, `pmean`, `pmax` and `pmin`; the others have no
+    equal in lax. Before, each member holds one array; after, each holds the combination.
+
+    Args:
+      x: array or pytree of arrays. "sum", "mean" and "prod" take floating, complex and integer dtypes, and
+        bool as int32; "max" and "min" floating, integer and bool; "and" and "or" (bitwise) integer and bool.
+      axis_name: as for `psum`.
+      op: the reduction.
+      axis_index_groups: as for `psum`.
+
+    Returns:
+      Array(s) of the shape of `x`; of its dtype, except that "mean" of integers is floating.
+
+    Raises:
+      UcclValueError: `op` is not one of the names above.
+      UnsupportedError: a dtype that `op` does not take.
+      NotImplementedError: a derivative of an `op` other than "sum" and "mean".
+      And as for `psum`.
+
+    Cost: as for `psum`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jax_uccl
+      >>> from jax.sharding import PartitionSpec as P
+      >>> mesh = jax.make_mesh((jax.device_count(),), ("x",))
+      >>> f = lambda a: jax_uccl.all_reduce(a, "x", op="max")
+      >>> y = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P()))(
+      ...     jnp.ones(jax.device_count()))
+    """
+    if op not in _OPS:
+        raise UcclValueError(f"all_reduce: op={op!r} is not one of {', '.join(_OPS)}")
+    if op != "mean":
+        return _reduce_tree(x, axis_name, op, axis_index_groups, "all_reduce")
+    total = _reduce_tree(x, axis_name, "sum", axis_index_groups, "all_reduce")
+    ones = _reduce_tree(1, axis_name, "sum", axis_index_groups, "all_reduce")
+    return jax.tree.map(lambda leaf: _to_inexact(leaf) / ones, total)
+
+
+def _to_inexact(x: Any) -> Any:
+    """Integers as the float dtype that division gives; a narrow one could not hold the divisor."""
+    x = jnp.asarray(x)
+    integral = jnp.issubdtype(x.dtype, np.integer)
+    return x.astype(jnp.result_type(x.dtype, float)) if integral else x
+
+
+def _reduce_tree(x: Any, axis_name: Any, op: str, axis_index_groups: Any, api: str) -> Any:
+    names = axes.as_names(axis_name)
+    positional = [n for n in names if isinstance(n, int)]
+    names = tuple(n for n in names if not isinstance(n, int))
+    if positional and axis_index_groups is not None:
+        raise ValueError("axis_index_groups only supported for sums over just named axes")
+    axes.check_bound(names, api)
+    groups = axes.as_groups(axis_index_groups, names)
+
+    def reduce_leaf(leaf: Any) -> Any:
+        if op == "sum" and not isinstance(leaf, jax.core.Tracer):
+            return _sum_constant(leaf, names, tuple(positional), groups)
+        leaf = jnp.asarray(leaf)
+        if leaf.dtype == np.bool_ and op in ("sum", "prod"):
+            leaf = leaf.astype(np.int32)
+        if positional:
+            leaf = _reduce_local(leaf, op, tuple(p % leaf.ndim for p in positional))
+        return _reduce_named(leaf, names, op, groups, api) if names else leaf
+
+    return jax.tree.map(reduce_leaf, x)
+
+
+def _sum_constant(
+    leaf: Any, names: tuple[Any, ...], positional: tuple[int, ...], groups: axes.AxisGroups | None
+) -> Any:
+    """A sum of equal values; lax has the exact rules for Python numbers and emits no communication."""
+    if np.result_type(leaf) == np.bool_:
+        leaf = np.asarray(leaf, np.int32)  # lax would trace the conversion, and then communicate
+    if groups is not None and len({len(g) for g in groups}) > 1:
+        # lax takes the first group's size for all of them.
+        return jnp.asarray(leaf) * _table_at_index([len(g) for g in groups], names, groups)
+    return lax.psum(leaf, names + positional, axis_index_groups=groups)
+
+
+def _reduce_named(
+    x: Any, names: tuple[Any, ...], op: str, groups: axes.AxisGroups | None, api: str
+) -> Any:
+    _check_dtype(x.dtype, op)
+    aval = jax.typeof(x)
+    if op == "sum" and compat.is_unreduced(aval, names):
+        return lax.psum(x, names, axis_index_groups=groups)  # XLA owns the pending sum
+    checked = compat.check_vma()
+    mesh_names = tuple(n for n in names if n in compat.manual_axes()) if checked else names
+    if checked and 0 < len(compat.varying_axes(aval) & set(mesh_names)) < len(mesh_names):
+        raise ValueError(
+            f"jax_uccl.{api} can only accept axis_name which corresponds to one of varying or "
+            f"invarying state of the input (as jax.lax.psum does). Got input type: {aval}, axes: "
+            f"{mesh_names}. Reduce over the varying axes only, or cast with jax.lax.pcast first"
+        )
+    if checked and groups is not None and mesh_names:
+        raise NotImplementedError(
+            f"jax_uccl.{api}: axis_index_groups under check_vma=True, where a result that differs "
+            "between groups has no type (jax.lax.psum refuses it too); use check_vma=False"
+        )
+    if groups is not None and len({len(g) for g in groups}) > 1:
+        return _reduce_uneven(x, names, op, groups, api)
+    bind = partial(_bind, ordered=is_strict())
+    # Types know nothing of vmap axes, so those keep the rule of unchecked sums.
+    local_names = tuple(n for n in names if n not in mesh_names)
+    if local_names:
+        x = bind(x, op, local_names, groups, invariant=False)
+    if not mesh_names:
+        return x
+    return run_on_local_shards(
+        lambda shard: bind(vary(shard, mesh_names), op, mesh_names, groups, invariant=checked),
+        x,
+        whole_axes=(),
+        api=api,
+    )
+
+
+def _bind(x: Any, op: str, names: Any, groups: Any, *, invariant: bool, ordered: bool) -> Any:
+    primitive = sum_p if op == "sum" else reduce_p
+    return primitive.bind(
+        x,
+        axis_name=names,
+        op=op,
+        axis_index_groups=groups,
+        invariant=invariant,
+        ordered=ordered,
+    )
+
+
+def _table_at_index(table: Sequence[int], names: tuple[Any, ...], groups: axes.AxisGroups) -> Any:
+    """`table[g]` for the group g that this member is in."""
+    row = np.zeros(sum(len(g) for g in groups), np.int32)
+    for value, group in zip(table, groups, strict=True):
+        row[list(group)] = value
+    return jnp.asarray(row)[lax.axis_index(names)]
+
+
+def _reduce_uneven(
+    x: Any, names: tuple[Any, ...], op: str, groups: axes.AxisGroups, api: str
+) -> Any:
+    """Groups of different sizes: one reduction over everybody, with a row for each group.
+
+    It sends as many times the bytes as there are groups. XLA runs one call with one group size on every
+    device, so separate communicators would not save a step.
+    """
+    mine = _table_at_index(range(len(groups)), names, groups)
+    rows = jnp.full((len(groups), *x.shape), _identity(x.dtype, op), x.dtype)
+    rows = lax.dynamic_update_index_in_dim(rows, x, mine, 0)
+    return lax.dynamic_index_in_dim(
+        _reduce_named(rows, names, op, None, api), mine, 0, keepdims=False
+    )
+
+
+def _identity(dtype: Any, op: str) -> Any:
+    """e with op(e, v) == v."""
+    if op in ("sum", "or"):
+        return np.zeros((), dtype)
+    if op == "prod":
+        return np.ones((), dtype)
+    if dtype == np.bool_:
+        return np.bool_(op in ("min", "and"))
+    if jnp.issubdtype(dtype, np.integer):
+        if op == "and":
+            return np.array(-1 if jnp.iinfo(dtype).min < 0 else jnp.iinfo(dtype).max, dtype)
+        return np.array(jnp.iinfo(dtype).min if op == "max" else jnp.iinfo(dtype).max, dtype)
+    return np.array(-np.inf if op == "max" else np.inf, dtype)
+
+
+def _check_dtype(dtype: Any, op: str) -> None:
+    """Raises for what the native reductions do not take."""
+    integral = dtype == np.bool_ or jnp.issubdtype(dtype, np.integer)
+    if jnp.issubdtype(dtype, np.floating):
+        if jnp.finfo(dtype).bits < 16:
+            raise UnsupportedError(
+                f"a reduction of {dtype} would lose its few bits at every step; reduce in a wider "
+                f"dtype, for example x.astype(jnp.bfloat16), and cast the result"
+            )
+        fits = op not in ("and", "or")
+    elif jnp.issubdtype(dtype, np.complexfloating):
+        fits = op in ("sum", "prod")
+    else:
+        fits = integral
+    if not fits:
+        raise UnsupportedError(f"all_reduce with op={op!r} does not take {dtype}")
+
+
+sum_p = compat.Primitive("uccl_psum")
+reduce_p = compat.Primitive("uccl_all_reduce")
+
+
+def _abstract_eval(
+    aval: Any,
+    *,
+    axis_name: tuple[Any, ...],
+    op: str,
+    axis_index_groups: axes.AxisGroups | None,
+    invariant: bool,
+    ordered: bool,
+) -> Any:
+    api = "psum" if op == "sum" else "all_reduce"
+    axes.check_bound(axis_name, api)
+    compat.check_unreduced(aval, axis_name, api)
+    if invariant:
+        axes.require_varying(aval, axis_name, api)
+        out = compat.with_varying_axes(aval, compat.varying_axes(aval) - set(axis_name))
+    else:
+        out = aval
+    effects = compat.named_axis_effects(axis_name) | ({comm_effect} if ordered else set())
+    return out.update(weak_type=False) if not invariant else out, effects
+
+
+def _impl(*args: Any, **params: Any) -> Any:
+    raise RuntimeError(
+        "jax_uccl.all_reduce runs inside jax.shard_map or jax.vmap over a named axis"
+    )
+
+
+def _lower(
+    ctx: Any,
+    x: Any,
+    *,
+    axis_name: tuple[Any, ...],
+    op: str,
+    axis_index_groups: axes.AxisGroups | None,
+    invariant: bool,
+    ordered: bool,
+) -> Any:
+    (aval,) = ctx.avals_in
+    if axes.group_size(axis_name, axis_index_groups) == 1 or 0 in aval.shape:
+        return lowering.pass_through(ctx, x, ordered)
+    # The native reductions start at one byte. Narrower integers reduce in int8, which wraps to the same
+    # low bits, and cost nothing: XLA:CPU keeps them one to a byte anyway.
+    narrow = jnp.issubdtype(aval.dtype, np.integer) and jnp.iinfo(aval.dtype).bits < 8
+    operand = x
+    if narrow:
+        wide = compat.ir.IntegerType.get_signless(8)
+        if jnp.iinfo(aval.dtype).min == 0:
+            wide = compat.ir.IntegerType.get_unsigned(8)
+        operand = compat.hlo.convert(compat.ir.RankedTensorType.get(x.type.shape, wide), x)
+    out = lowering.emit_collective(
+        ctx,
+        ffi_targets.ALL_REDUCE,
+        operand,
+        op="psum" if op == "sum" else f"all_reduce_{op}",
+        names=axis_name,
+        axis_index_groups=axis_index_groups,
+        ordered=ordered,
+        attributes={"reduction": op},
+    )
+    return [compat.hlo.convert(x.type, out) if narrow else out]
+
+
+def _reduce_local(x: Any, op: str, over: tuple[int, ...]) -> Any:
+    """The reduction over axes of the array itself."""
+    if op in ("and", "or"):
+        return (lax.reduce_and if op == "and" else lax.reduce_or)(x, over)
+    if op in ("max", "min"):
+        return (lax.reduce_max if op == "max" else lax.reduce_min)(x, over)
+    # As the native part does: halves accumulate in float32.
+    half = jnp.issubdtype(x.dtype, np.floating) and jnp.finfo(x.dtype).bits < 32
+    y = x.astype(np.float32) if half else x
+    y = lax.reduce_sum(y, over) if op == "sum" else lax.reduce_prod(y, over)
+    return y.astype(x.dtype)
+
+
+def _reduce_same(x: Any, op: str, count: int) -> Any:
+    """The reduction of `count` equal values."""
+    if op == "sum":
+        return x * np.array(count, x.dtype)
+    return lax.integer_pow(x, count) if op == "prod" else x
+
+
+def _batch(
+    primitive: Any,
+    axis_data: Any,
+    values: Any,
+    dims: Any,
+    *,
+    axis_name: tuple[Any, ...],
+    op: str,
+    axis_index_groups: axes.AxisGroups | None,
+    **rest: Any,
+) -> Any:
+    (x,), (d,) = values, dims
+    params = dict(op=op, axis_index_groups=axis_index_groups, **rest)
+    if axis_data.name not in axis_name:
+        return primitive.bind(x, axis_name=axis_name, **params), d
+    if axis_index_groups is not None:
+        raise NotImplementedError(
+            "axis_index_groups not supported in vmap collectives over the named axis "
+            f"{axis_data.name!r}"
+        )
+    x = _reduce_same(x, op, axis_data.size) if d is None else _reduce_local(x, op, (d,))
+    others = tuple(n for n in axis_name if n != axis_data.name)
+    return (primitive.bind(x, axis_name=others, **params) if others else x), None
+
+
+def _sum_transpose(ct: Any, x: Any, *, axis_name: Any, invariant: bool, **params: Any) -> Any:
+    if invariant:
+        return (cast_to_varying(ct, axis_name, ordered=params["ordered"]),)
+    return (sum_p.bind(ct, axis_name=axis_name, invariant=False, **params),)
+
+
+def _vary_transpose(ct: Any, x: Any, *, axis_name: Any, ordered: bool) -> Any:
+    return (_bind(ct, "sum", axis_name, None, invariant=True, ordered=ordered),)
+
+
+def _no_derivative(primals: Any, tangents: Any, *, op: str, **params: Any) -> Any:
+    raise NotImplementedError(
+        f"jax_uccl.all_reduce with op={op!r} has no derivative (nor has jax.lax.pmax). Use op='sum' or "
+        "'mean', apply jax.lax.stop_gradient to its operand, or give a rule with jax.custom_jvp"
+    )
+
+
+for _p in (sum_p, reduce_p):
+    _p.def_effectful_abstract_eval(_abstract_eval)
+    _p.def_impl(_impl)
+    compat.mlir.register_lowering(_p, lowering.no_handler("all_reduce"))
+    # Not cacheable: a cached rule would emit one call site, with one ordinal, for several equations.
+    compat.mlir.register_lowering(_p, _lower, platform="cpu", cacheable=False)
+    compat.define_batching(_p, partial(_batch, _p))
+compat.ad.deflinear2(sum_p, _sum_transpose)
+compat.ad.deflinear2(vary_p, _vary_transpose)
+compat.ad.primitive_jvps[reduce_p] = _no_derivative

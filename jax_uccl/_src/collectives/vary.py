@@ -1,0 +1,53 @@
+"""The cast from invariant to varying, with a transpose that stays in this library.
+
+`jax.lax.pcast` transposes to XLA's own all-reduce. Collectives here cast their operands with this primitive,
+so that the backward pass of a program communicates through the same runtime as the forward pass. It moves no
+data. Casts that JAX inserts by itself, where a varying and an invariant value meet, stay JAX's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jax_uccl._src import jax_compat as compat
+from jax_uccl._src.ordering import is_strict
+
+vary_p = compat.Primitive("uccl_vary")
+
+
+def vary(x: Any, names: Sequence[Any]) -> Any:
+    """`x` with a type that varies over all manual axes in `names`; nothing where types are unchecked."""
+    if not compat.check_vma() or not compat.inserts_casts():
+        return x
+    return cast_to_varying(x, names, ordered=is_strict())
+
+
+def cast_to_varying(x: Any, names: Sequence[Any], *, ordered: bool) -> Any:
+    """The cast itself, for rules; `ordered` says how the sum of the transpose runs."""
+    manual, varying = compat.manual_axes(), compat.varying_axes(jax.typeof(x))
+    # vmap axes carry no type.
+    missing = tuple(n for n in manual if n in names and n not in varying)
+    return vary_p.bind(x, axis_name=missing, ordered=ordered) if missing else x
+
+
+def _abstract_eval(aval: Any, *, axis_name: tuple[Any, ...], ordered: bool) -> Any:
+    compat.check_unreduced(aval, axis_name, "jax_uccl cast to varying")
+    return compat.with_varying_axes(aval, compat.varying_axes(aval) | set(axis_name))
+
+
+def _impl(x: Any, *, axis_name: tuple[Any, ...], ordered: bool) -> Any:
+    return x
+
+
+def _batch(axis_data: Any, values: Any, dims: Any, **params: Any) -> Any:
+    return vary_p.bind(values[0], **params), dims[0]
+
+
+vary_p.def_abstract_eval(_abstract_eval)
+vary_p.def_impl(_impl)
+compat.mlir.register_lowering(vary_p, lambda ctx, x, **params: [x])
+compat.define_batching(vary_p, _batch)
+# all_reduce.py registers jvp and transpose: the transpose is its sum.

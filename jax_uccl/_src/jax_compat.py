@@ -1,0 +1,221 @@
+"""The only module that imports private or version-dependent names of JAX.
+
+Works on jax 0.10.2 and 0.12.0; everything here was checked against both. A new JAX release that moves a
+name is mended in this file and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import distributed as _distributed
+from jax._src import effects as _effects
+from jax._src import xla_bridge as _xla_bridge
+from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import pxla as _pxla
+from jax._src.lib.mlir import ir as ir
+from jax._src.lib.mlir.dialects import hlo as hlo
+from jax.extend.core import Primitive as Primitive
+from jax.interpreters import ad as ad
+from jax.interpreters import batching as batching
+from jax.interpreters import mlir as mlir
+
+Effect = _effects.Effect
+BACKEND_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+# --- axes and types ---------------------------------------------------------------------------------
+
+
+def axis_exists(name: Any) -> bool:
+    """Whether `name` is an axis of an enclosing shard_map or vmap."""
+    return bool(_core.get_axis_env().axis_exists(name))
+
+
+def forbidden_axes() -> frozenset[Any]:
+    """Axes on which `jax.no_collectives` (0.12 on) forbids collectives."""
+    state = getattr(_config, "no_collectives", None)
+    return frozenset() if state is None else frozenset(state.value)
+
+
+def forbidden_error() -> type[Exception]:
+    """What lax raises for a collective over a forbidden axis."""
+    return getattr(_core, "ForbiddenCollectiveError", RuntimeError)
+
+
+def named_axis_effects(names: Sequence[Any]) -> set[Any]:
+    """The effect that ties an equation to its axis names; it can be dropped when the result is unused."""
+    return {_core.NamedAxisEffect(name) for name in names}
+
+
+def check_vma() -> bool:
+    """Whether the enclosing shard_map checks varying-manual-axes types."""
+    return bool(_config._check_vma.value)
+
+
+def inserts_casts() -> bool:
+    """Whether collectives may cast an invariant operand to a varying one by themselves."""
+    return bool(_config.auto_pcast.value)
+
+
+def manual_axes() -> tuple[Any, ...]:
+    """Mesh axes (never vmap axes) that are manual here."""
+    return tuple(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def varying_axes(aval: Any) -> frozenset[Any]:
+    """Axes over which a value of this type may differ."""
+    return frozenset(aval.mat.varying)
+
+
+def with_varying_axes(aval: Any, varying: frozenset[Any]) -> Any:
+    """The type `aval` with another set of varying axes."""
+    # A constant knows no mesh yet; a varying type needs one.
+    sharding = aval.sharding.update(mesh=jax.sharding.get_abstract_mesh())
+    return aval.update(sharding=sharding, manual_axis_type=aval.mat.update(varying=varying))
+
+
+def check_unreduced(aval: Any, names: Sequence[Any], api: str) -> None:
+    """Raises as lax does for operands that are unreduced or reduced over `names`."""
+    _core.check_unreduced_args([aval], tuple(names), api)
+
+
+def is_unreduced(aval: Any, names: Sequence[Any]) -> bool:
+    """Whether the value is a pending sum over one of `names`."""
+    return bool(aval.mat.unreduced & set(names))
+
+
+# --- rules ------------------------------------------------------------------------------------------
+
+
+def define_batching(prim: Primitive, rule: Callable[..., Any]) -> None:
+    """Registers `rule(axis_data, values, dims, **params)`, which also sees vmaps over the named axis."""
+    batching.fancy_primitive_batchers[prim] = rule
+
+
+def register_ordered_effect(effect_type: type) -> None:
+    """Makes an effect ordered (XLA tokens) on many devices and allowed under every transformation."""
+    for kind in (
+        _effects.ordered_effects,
+        _effects.shardable_ordered_effects,
+        _effects.lowerable_effects,
+        _effects.control_flow_allowed_effects,
+        _effects.custom_derivatives_allowed_effects,
+        _effects.remat_allowed_effects,
+    ):
+        kind.add_type(effect_type)
+
+
+def new_context_flag(name: str, doc: str) -> Any:
+    """A thread-local boolean that takes part in the cache keys of tracing and of jit.
+
+    Returns an object with `.value`, callable as a context manager with the new value. A plain
+    thread-local would not do: a function traced without the flag would be reused under it.
+    """
+    return _config.State(
+        name, False, doc, parser=bool, include_in_jit_key=True, include_in_trace_context=True
+    )
+
+
+# --- lowering ---------------------------------------------------------------------------------------
+
+
+def is_mesh_context(axis_context: Any) -> bool:
+    """True inside shard_map, where partition ids have a meaning."""
+    return hasattr(axis_context, "manual_axes")
+
+
+def axis_groups(axis_context: Any, names: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """Partition ids of each communicator over `names`, members in the order of `names`."""
+    return _pxla.axis_groups(axis_context, tuple(names))
+
+
+def lowered_for_export(ctx: Any) -> bool:
+    """True under jax.export: the result must not name devices of this process."""
+    return bool(ctx.module_context.lowering_parameters.for_export)
+
+
+def module_name(ctx: Any) -> str:
+    """Symbol name of the module that is being lowered, `jit_f` for a jitted f."""
+    return str(ir.StringAttr(ctx.module_context.module.operation.attributes["sym_name"]).value)
+
+
+def module_name_of_event(fun_name: str) -> str:
+    """`jit(f)`, as monitoring events carry it, in the form that `module_name` sees."""
+    return str(_mlir.sanitize_name(fun_name)).rstrip("_")
+
+
+def new_ordinal(ctx: Any) -> int:
+    """A number counted within the module that is being lowered, the same wherever it is lowered."""
+    return int(ctx.module_context.new_channel())
+
+
+def row_major(rank: int) -> tuple[int, ...]:
+    """The layout XLA calls descending: minor to major, last axis minor."""
+    return tuple(range(rank - 1, -1, -1))
+
+
+def custom_call(
+    target: str,
+    *,
+    result_types: Sequence[Any],
+    operands: Sequence[Any],
+    attributes: dict[str, Any],
+    operand_layouts: Sequence[Sequence[int]],
+    result_layouts: Sequence[Sequence[int]],
+    has_side_effect: bool,
+) -> Sequence[Any]:
+    """Emits a typed-FFI custom call and returns its results."""
+    op = _mlir.custom_call(
+        target,
+        result_types=list(result_types),
+        operands=list(operands),
+        backend_config={key: mlir.ir_attribute(value) for key, value in attributes.items()},
+        api_version=4,
+        operand_layouts=list(operand_layouts),
+        result_layouts=list(result_layouts),
+        has_side_effect=has_side_effect,
+    )
+    return op.results
+
+
+def set_token(ctx: Any, effect: Any, token: Any) -> None:
+    """Makes `token` the one that the next operation with `effect` waits for."""
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(_mlir.TokenSet({effect: token})))
+
+
+# --- backends ---------------------------------------------------------------------------------------
+
+
+def backend_devices(platform: str) -> tuple[Any, list[Any]] | None:
+    """(client, its devices) of a platform whose client exists; None otherwise. Creates nothing."""
+    if not _xla_bridge.backends_are_initialized():
+        return None
+    client = _xla_bridge.backends().get(platform)
+    return None if client is None else (client, list(client.devices()))
+
+
+# --- processes --------------------------------------------------------------------------------------
+
+
+class DistributedJob(NamedTuple):
+    """What jax.distributed.initialize() left behind."""
+
+    client: Any  # of the coordination service; holds the key-value store
+    process: int
+    processes: int
+    coordinator: str
+
+
+def distributed_job() -> DistributedJob | None:
+    """The job of several processes that this one belongs to; None without one. Creates nothing."""
+    state = _distributed.global_state
+    if state.client is None or state.num_processes < 2:
+        return None
+    return DistributedJob(
+        state.client, state.process_id, state.num_processes, str(state.coordinator_address or "")
+    )

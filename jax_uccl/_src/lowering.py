@@ -1,0 +1,189 @@
+"""From a primitive to a custom call: who takes part, and under which name the ranks find each other.
+
+Everything written here ends in the program text, which must be the same on every process and in every run:
+no pointers, process ids or process-wide counters. A call site is named by its content and by its place in
+the module; JAX may lower it once and XLA may copy it, so the native part numbers the copies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jax_uccl._src import jax_compat as compat
+from jax_uccl._src.axes import AxisGroups
+from jax_uccl._src.errors import UnsupportedError
+from jax_uccl._src.ordering import comm_effect
+
+
+def stable_hash(*parts: object) -> np.int64:
+    """64 bits that depend only on the text of `parts`: Python's hash() differs between processes."""
+    text = "\x00".join(str(part) for part in parts)
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return np.int64(int.from_bytes(digest, "little", signed=True))
+
+
+def describe(op: str, aval: Any, names: Sequence[Any]) -> str:
+    """`all_to_all float32[4,128] axis=(x)`: how errors and traces name the operation."""
+    shape = ",".join(str(d) for d in aval.shape)
+    return f"{op} {aval.dtype}[{shape}] axis=({','.join(str(n) for n in names)})"
+
+
+def _member_groups(
+    axis_context: Any, names: Sequence[Any], groups: AxisGroups | None
+) -> np.ndarray:
+    """[communicators, members] partition ids."""
+    whole = compat.axis_groups(axis_context, names)
+    if groups is not None:
+        whole = tuple(tuple(g[i] for i in sub) for g in whole for sub in groups)
+    return np.array(whole, np.int64)
+
+
+def _partition_id(ctx: Any, axis_context: Any) -> Any:
+    """u32[] partition id; only for programs whose devices are unknown while they are lowered."""
+    mesh = axis_context.mesh
+    if frozenset(axis_context.manual_axes) == frozenset(mesh.axis_names):
+        return compat.hlo.partition_id()
+
+    # XLA refuses PartitionId while some axes are left to its partitioner; a nested region that is manual
+    # in all axes has one.
+    rest = set(mesh.axis_names) - set(axis_context.manual_axes)
+    index = jax.shard_map(
+        lambda: lax.axis_index(tuple(mesh.axis_names)).astype(np.uint32),
+        in_specs=(),
+        out_specs=jax.sharding.PartitionSpec(),
+        axis_names=rest,
+        check_vma=False,
+    )
+    out_aval = jax.core.ShapedArray((), np.uint32)
+    sub = ctx.replace(primitive=None, avals_in=[], avals_out=[out_aval])
+    (value,) = compat.mlir.lower_fun(lambda: [index()])(sub)
+    return value
+
+
+def emit_collective(
+    ctx: Any,
+    target: str,
+    operand: Any,
+    *,
+    op: str,
+    names: Sequence[Any],
+    axis_index_groups: AxisGroups | None,
+    ordered: bool,
+    params: Sequence[object] = (),
+    attributes: dict[str, Any] | None = None,
+) -> Any:
+    """Emits the custom call of one collective whose result has the type of `operand`.
+
+    Args:
+      ctx: lowering context of the primitive.
+      target: name of the FFI handler.
+      operand: tensor in the form that the handler wants.
+      op: name of the operation for people.
+      names: mesh axes, major first.
+      axis_index_groups: subgroups, or None.
+      ordered: whether the call takes and gives a token (strict mode).
+      params: further parameters that tell call sites apart.
+      attributes: further attributes of the handler.
+
+    Returns:
+      The result tensor.
+    """
+    # Runs the runtime's start-up in the background, so that it is done by the first execution. Imported
+    # late: comm may use this module's package.
+    from jax_uccl._src import comm
+
+    comm.ensure_started()
+
+    axis_context = ctx.module_context.axis_context
+    (aval,) = ctx.avals_in
+    label = describe(op, aval, names)
+    if not compat.is_mesh_context(axis_context):
+        raise UnsupportedError(
+            f"{label}: jax_uccl operations run inside jax.shard_map; wrap the function in "
+            "jax.shard_map over a mesh that has these axes."
+        )
+    members = _member_groups(axis_context, names, axis_index_groups)
+    mesh = axis_context.mesh
+    known = isinstance(mesh, jax.sharding.Mesh) and not compat.lowered_for_export(ctx)
+    devices = list(mesh.devices.flat) if known else []
+
+    module, ordinal = compat.module_name(ctx), compat.new_ordinal(ctx)
+    result_type = operand.type
+    attrs = {
+        "site": stable_hash(
+            module, ordinal, op, result_type, aval.shape, aval.dtype, *params, members.tolist()
+        ),
+        "position": stable_hash(module, ordinal),
+        "label": label,
+        "module": module,
+        "group_size": np.int64(members.shape[1]),
+        "groups": members.ravel(),
+        "devices": np.array([d.id for d in devices], np.int64),
+        "processes": np.array([d.process_index for d in devices], np.int64),
+        "ordered": np.int64(ordered),
+        **(attributes or {}),
+    }
+    layout = compat.row_major(len(result_type.shape))
+    operands, operand_layouts = [operand], [layout]
+    results, result_layouts = [result_type], [layout]
+    if not known:
+        operands.append(_partition_id(ctx, axis_context))
+        operand_layouts.append(())
+    if ordered:
+        operands.append(ctx.tokens_in.get(comm_effect))
+        operand_layouts.append(())
+        results.append(compat.hlo.TokenType.get())
+        result_layouts.append(())
+    outputs = compat.custom_call(
+        target,
+        result_types=results,
+        operands=operands,
+        attributes=attrs,
+        operand_layouts=operand_layouts,
+        result_layouts=result_layouts,
+        # The token is a real edge; the flag keeps the chain when no result is used.
+        has_side_effect=ordered,
+    )
+    if ordered:
+        compat.set_token(ctx, comm_effect, outputs[1])
+    return outputs[0]
+
+
+def pass_through(ctx: Any, operand: Any, ordered: bool) -> list[Any]:
+    """The lowering of an operation that has nothing to communicate."""
+    if ordered:
+        compat.set_token(ctx, comm_effect, ctx.tokens_in.get(comm_effect))
+    return [operand]
+
+
+def reshape(value: Any, shape: Sequence[int]) -> Any:
+    """stablehlo.reshape, or the value itself where the shape is already right."""
+    if list(value.type.shape) == list(shape):
+        return value
+    kind = compat.ir.RankedTensorType.get(list(shape), value.type.element_type)
+    return compat.hlo.reshape(kind, value)
+
+
+def move_axis(value: Any, source: int, destination: int) -> Any:
+    """stablehlo.transpose that moves one axis and keeps the order of the others."""
+    order = [i for i in range(len(value.type.shape)) if i != source]
+    order.insert(destination, source)
+    if order == sorted(order):
+        return value
+    return compat.hlo.transpose(value, compat.mlir.dense_int_array(order))
+
+
+def no_handler(name: str) -> Any:
+    """The lowering for platforms that have no handler."""
+
+    def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
+        platforms = ", ".join(ctx.module_context.platforms)
+        raise UnsupportedError(f"jax_uccl.{name} has no handler for {platforms}; it runs on cpu")
+
+    return rule

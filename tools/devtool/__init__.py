@@ -1,0 +1,1 @@
+"""What `./dev` does, in plain Python without dependencies."""

@@ -1,0 +1,7 @@
+"""`python -m devtool`: the command line of `./dev`."""
+
+import sys
+
+from devtool.main import main
+
+sys.exit(main())

@@ -1,0 +1,86 @@
+"""The native build: CMake with ninja, one folder per Python and per sanitizer under build/."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from devtool import pythons, system
+from devtool.pythons import Environment
+from devtool.shell import JOBS, ROOT, Words, run, timed
+
+SANITIZERS = ("address", "thread")
+
+
+def _configure(folder: Path, environment: Environment, options: dict[str, str]) -> None:
+    cmake = environment.tool("cmake")
+    if not (folder / "build.ninja").exists():
+        shutil.rmtree(folder, ignore_errors=True)  # the rest of a failed configuration
+    if shutil.which("ccache"):
+        options = {**options, "CMAKE_CXX_COMPILER_LAUNCHER": "ccache"}
+    defines = [f"-D{name}={value}" for name, value in options.items()]
+    ninja = environment.tool("ninja")
+    command: Words = [
+        cmake,
+        "-S",
+        ROOT,
+        "-B",
+        folder,
+        "-G",
+        "Ninja",
+        f"-DCMAKE_MAKE_PROGRAM={ninja}",
+    ]
+    run([*command, *defines], env=environment.env(), quiet=True)
+
+
+def _compile(folder: Path, environment: Environment, target: str = "all") -> None:
+    command: Words = [environment.tool("cmake"), "--build", folder, f"-j{JOBS}", "--target", target]
+    run(command, env=environment.env())
+
+
+def build_module(environment: Environment, headers: Path, *, with_tests: bool) -> Path:
+    """The extension module, into jax_uccl/, and the C++ tests if wanted; the build folder."""
+    system.need_compiler()
+    if with_tests:
+        system.need_gtest()
+    folder = ROOT / "build" / f"dev-{environment.tag}"
+    options = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "JAX_UCCL_BUILD_PYTHON": "ON",
+        "JAX_UCCL_INPLACE": "ON",
+        "JAX_UCCL_WERROR": "ON",
+        "JAX_UCCL_XLA_INCLUDE_DIR": str(headers),
+        "Python_EXECUTABLE": str(environment.python),
+    }
+    if with_tests:  # once on it stays on, so that demo and test do not configure in turn
+        options["JAX_UCCL_BUILD_TESTS"] = "ON"
+    with timed(f"building for {environment.tag}"):
+        _configure(folder, environment, options)
+        _compile(folder, environment, "all" if with_tests else "_uccl")
+    return folder
+
+
+def build_sanitized(environment: Environment, headers: Path, sanitizer: str) -> Path:
+    """The C++ tests with a sanitizer, without Python; the build folder."""
+    system.need_compiler()
+    system.need_gtest()
+    folder = ROOT / "build" / f"dev-{sanitizer}"
+    options = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "JAX_UCCL_BUILD_PYTHON": "OFF",
+        "JAX_UCCL_BUILD_TESTS": "ON",
+        "JAX_UCCL_SANITIZE": sanitizer,
+        "JAX_UCCL_WERROR": "ON",
+        "JAX_UCCL_XLA_INCLUDE_DIR": str(headers),
+    }
+    with timed(f"building with the {sanitizer} sanitizer"):
+        _configure(folder, environment, options)
+        _compile(folder, environment)
+    return folder
+
+
+def build_all(environments: list[Environment]) -> None:
+    """The modules of all environments; the C++ tests come with the first."""
+    headers = pythons.xla_headers(environments)
+    for index, environment in enumerate(environments):
+        build_module(environment, headers, with_tests=index == 0)

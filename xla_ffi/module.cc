@@ -1,0 +1,285 @@
+// The extension module jax_uccl._uccl: the handlers as capsules, and the runtime's calls for jax_uccl/_src/comm.py.
+//
+// A Status crosses as text: its one-line form, or None. jax_uccl/_src/errors.py makes the exception of it, so that
+// the classes live in one place. Functions that also give a value return (line or None, value).
+//
+// The GIL is released around every call that takes a lock of the runtime or waits: handlers never need it, but
+// compilations on other Python threads do.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "csrc/base/config.h"
+#include "csrc/base/status.h"
+#include "csrc/collectives/runtime.h"
+#include "xla_ffi/handlers.h"
+
+namespace nb = nanobind;
+
+namespace uccl::xla_ffi {
+namespace {
+
+using Settings = std::map<std::string, std::string>;
+using Line = std::optional<std::string>;
+
+Line ToLine(const Status& status) {
+  if (status.ok()) return std::nullopt;
+  return status.ToString();
+}
+
+double ToSeconds(Nanos nanos) { return std::chrono::duration<double>(nanos).count(); }
+
+// Saturates, so that any deadline a person may write is one.
+Nanos FromSeconds(double seconds) {
+  constexpr double kYear = 365.0 * 24 * 3600;
+  const double bounded = std::clamp(seconds, 0.0, kYear);
+  return std::chrono::duration_cast<Nanos>(std::chrono::duration<double>(bounded));
+}
+
+// --- tables ---
+
+nb::dict Registrations() {
+  const auto capsule = [](auto* fn) { return nb::capsule(reinterpret_cast<void*>(fn)); };
+  const auto stages = [&](auto* instantiate, auto* execute) {
+    nb::dict d;
+    d["instantiate"] = capsule(instantiate);
+    d["execute"] = capsule(execute);
+    return d;
+  };
+  nb::dict all;
+  all["jax_uccl_all_to_all"] = stages(&UcclAllToAllInstantiate, &UcclAllToAllExecute);
+  all["jax_uccl_all_reduce"] = stages(&UcclAllReduceInstantiate, &UcclAllReduceExecute);
+  return all;
+}
+
+nb::list ConfigRowList() {
+  nb::list rows;
+  for (const ConfigRow& row : ConfigRows()) {
+    nb::dict d;
+    d["name"] = row.name;
+    d["env"] = row.env;
+    d["default"] = row.default_value;
+    d["unit"] = row.unit;
+    d["help"] = row.help;
+    d["is_int"] = row.is_int;
+    d["min"] = row.min;
+    d["max"] = row.max;
+    rows.append(d);
+  }
+  return rows;
+}
+
+nb::list StatusCodeList() {
+  nb::list codes;
+#define UCCL_STATUS(enumerator, name, ffi_code, python, meaning) \
+  codes.append(nb::make_tuple(#enumerator, name, python, meaning));
+#include "csrc/base/status_codes.inc"
+#undef UCCL_STATUS
+  return codes;
+}
+
+// --- settings ---
+
+nb::dict ToDict(const Config& config) {
+  nb::dict d;
+#define UCCL_CONFIG_INT(name, env, def, min, max, unit, help) d[#name] = config.name;
+#define UCCL_CONFIG_STR(name, env, def, help) d[#name] = config.name;
+#include "csrc/base/config_table.inc"
+#undef UCCL_CONFIG_INT
+#undef UCCL_CONFIG_STR
+  return d;
+}
+
+nb::tuple MakeConfigDict(const Settings& settings, const Settings& environment) {
+  const Result<Config> config = MakeConfig(settings, environment);
+  if (!config.ok()) return nb::make_tuple(config.status().ToString(), nb::none());
+  return nb::make_tuple(nb::none(), ToDict(config.value()));
+}
+
+Line SetConfig(const Settings& settings) {
+  const Result<Config> config = MakeConfig(settings, {});
+  if (!config.ok()) return ToLine(config.status());
+  nb::gil_scoped_release release;
+  coll::TheRuntime().SetConfig(config.value());
+  return std::nullopt;
+}
+
+// --- epochs ---
+
+std::pair<Line, std::string> StartEngine(const Settings& settings) {
+  const Result<Config> config = MakeConfig(settings, {});
+  if (!config.ok()) return {ToLine(config.status()), ""};
+  const Result<std::string> address = coll::TheRuntime().Start(config.value());
+  if (!address.ok()) return {ToLine(address.status()), ""};
+  return {std::nullopt, address.value()};
+}
+
+nb::tuple Start(const Settings& settings) {
+  std::pair<Line, std::string> result;
+  {
+    nb::gil_scoped_release release;
+    result = StartEngine(settings);
+  }
+  return nb::make_tuple(result.first, result.second);
+}
+
+Line Connect(int32_t process, const std::vector<std::string>& addresses, uint64_t session) {
+  nb::gil_scoped_release release;
+  return ToLine(coll::TheRuntime().Connect(static_cast<ProcessId>(process), addresses, session));
+}
+
+// `name` is the wire name of a row of the status table.
+void FailStartup(const std::string& name, const std::string& detail, int64_t process) {
+  static const std::map<std::string, StatusCode> codes = {
+#define UCCL_STATUS(enumerator, wire_name, ffi_code, python, meaning) {wire_name, StatusCode::enumerator},
+#include "csrc/base/status_codes.inc"
+#undef UCCL_STATUS
+  };
+  const auto code = codes.find(name);
+  if (code == codes.end()) throw nb::value_error(("no status code is named " + name).c_str());
+  Status cause = Status::Error(code->second, detail);
+  cause.process = process;
+  nb::gil_scoped_release release;
+  coll::TheRuntime().FailStartup(cause);
+}
+
+Line Shutdown(double timeout_s) {
+  nb::gil_scoped_release release;
+  return ToLine(coll::TheRuntime().Shutdown(FromSeconds(timeout_s)));
+}
+
+void Abort(const std::string& reason) {
+  nb::gil_scoped_release release;
+  coll::TheRuntime().Abort(reason);
+}
+
+// --- seen by people ---
+
+nb::list InFlight() {
+  std::vector<coll::OperationStatus> operations;
+  {
+    nb::gil_scoped_release release;
+    operations = coll::TheRuntime().InFlight();
+  }
+  nb::list list;
+  for (const coll::OperationStatus& operation : operations) {
+    nb::list remote;
+    for (const coll::Member& member : operation.waiting_for_remote) {
+      remote.append(nb::make_tuple(member.device, ToInt(member.process)));
+    }
+    nb::dict d;
+    d["op"] = operation.op;
+    d["comm"] = operation.comm_id;
+    d["seq"] = operation.seq;
+    d["elapsed_s"] = ToSeconds(operation.elapsed);
+    d["waiting_for_local"] = operation.waiting_for_local;
+    d["waiting_for_remote"] = remote;
+    list.append(d);
+  }
+  return list;
+}
+
+nb::dict PeerDict(const core::ConnectionStats& s) {
+  nb::dict d;
+#define UCCL_FIELD(name) d[#name] = s.name
+  UCCL_FIELD(packets_sent);
+  UCCL_FIELD(packets_received);
+  UCCL_FIELD(bytes_sent);
+  UCCL_FIELD(bytes_received);
+  UCCL_FIELD(payload_bytes_sent);
+  UCCL_FIELD(payload_bytes_received);
+  UCCL_FIELD(retransmits_fast);
+  UCCL_FIELD(retransmits_timeout);
+  UCCL_FIELD(spurious_retransmits);
+  UCCL_FIELD(duplicates);
+  UCCL_FIELD(out_of_window);
+  UCCL_FIELD(wrong_key);
+  UCCL_FIELD(malformed);
+  UCCL_FIELD(bad_checksum);
+  UCCL_FIELD(timeouts);
+  UCCL_FIELD(probes);
+  UCCL_FIELD(acks_sent);
+  UCCL_FIELD(acks_received);
+  UCCL_FIELD(eager_bytes_buffered);
+  UCCL_FIELD(unexpected_messages);
+  UCCL_FIELD(srtt_ns);
+  UCCL_FIELD(rttvar_ns);
+  UCCL_FIELD(inflight_bytes);
+  UCCL_FIELD(window_bytes);
+#undef UCCL_FIELD
+  return d;
+}
+
+nb::dict Stats() {
+  coll::RuntimeStats stats;
+  {
+    nb::gil_scoped_release release;
+    stats = coll::TheRuntime().Stats();
+  }
+  nb::dict engine;
+  engine["turns"] = stats.engine.turns;
+  engine["sleeps"] = stats.engine.sleeps;
+  engine["commands"] = stats.engine.commands;
+  engine["unknown_key_drops"] = stats.engine.unknown_key_drops;
+  nb::dict peers;
+  for (const auto& [process, peer] : stats.engine.peers) peers[nb::int_(process)] = PeerDict(peer);
+  nb::dict d;
+  d["operations_started"] = stats.operations_started;
+  d["operations_failed"] = stats.operations_failed;
+  d["operations_in_flight"] = stats.operations_in_flight;
+  d["worker_threads"] = stats.worker_threads;
+  d["engine"] = engine;
+  d["peers"] = peers;
+  return d;
+}
+
+Line LastError() {
+  nb::gil_scoped_release release;
+  return ToLine(coll::TheRuntime().last_error());
+}
+
+void CompileBoundary(const std::string& module_name) {
+  nb::gil_scoped_release release;
+  coll::TheRuntime().instances().CloseModule(module_name);
+}
+
+void SetDefaultDevices(std::vector<int64_t> ids, std::vector<int64_t> processes) {
+  if (ids.size() != processes.size()) throw nb::value_error("ids and processes differ in length");
+  nb::gil_scoped_release release;
+  coll::TheRuntime().SetDefaultDevices({std::move(ids), std::move(processes)});
+}
+
+}  // namespace
+
+NB_MODULE(_uccl, m) {
+  m.doc() = "Native part of jax_uccl; use the functions of the package instead.";
+  m.def("registrations", &Registrations, "{target: {stage: capsule}} for jax.ffi.register_ffi_target.");
+  m.def("config_rows", &ConfigRowList, "The table of settings, one dict a row.");
+  m.def("status_codes", &StatusCodeList, "[(enumerator, wire name, Python class, meaning)].");
+  m.def("make_config", &MakeConfigDict, nb::arg("settings"), nb::arg("environment"),
+        "(status line or None, {name: value}): settings over environment over defaults.");
+  m.def("set_config", &SetConfig, nb::arg("settings"), "For processes that never start the engine.");
+  m.def("start", &Start, nb::arg("settings"), "(status line or None, address to publish).");
+  m.def("connect", &Connect, nb::arg("process"), nb::arg("addresses"), nb::arg("session"));
+  m.def("fail_startup", &FailStartup, nb::arg("name"), nb::arg("detail"), nb::arg("process") = -1,
+        "Operations with other processes fail with this status, now and later.");
+  m.def("shutdown", &Shutdown, nb::arg("timeout_s"), "Ends the epoch in bounded time.");
+  m.def("abort", &Abort, nb::arg("reason"));
+  m.def("in_flight", &InFlight);
+  m.def("stats", &Stats);
+  m.def("last_error", &LastError);
+  m.def("compile_boundary", &CompileBoundary, nb::arg("module_name"));
+  m.def("set_default_devices", &SetDefaultDevices, nb::arg("ids"), nb::arg("processes"));
+}
+
+}  // namespace uccl::xla_ffi
