@@ -188,8 +188,10 @@ def typed_values(name, shape, seed=0):
     if name == "complex64":
         return (raw + 1j * raw[::-1]).astype(np.complex64)
     dtype = np.dtype(getattr(ml_dtypes, name, name))
-    if name.startswith(("int2", "uint2", "int4", "uint4")):
-        return (raw % 2).astype(np.int8).astype(dtype)
+    if name in ("int2", "int4", "uint2", "uint4"):
+        bits = int(name[-1])
+        low = 0 if name[0] == "u" else -(2 ** (bits - 1))
+        return (raw % 2**bits + low).astype(np.int8).astype(dtype)
     return (raw % 7).astype(np.float32).astype(dtype)
 
 
@@ -605,29 +607,31 @@ def test_explicit_axes_beside_manual_ones(check_vma):
         y, dx = ours(x)
         assert len(gathers(ours)) <= len(gathers(bare))
         with pytest.raises(ValueError, match="Reshard the operand"):
-            program(lambda x: jax_uccl.all_to_all(x, "x", 2, 1, tiled=True)).lower(x)
+            program(lambda x: jax_uccl.all_to_all(x, "x", 1, 2, tiled=True)).lower(x)
     raw = np.asarray(x)
     np.testing.assert_array_equal(y, np.concatenate(numpy_all_to_all(np.split(raw, 4), 0, 1, True)))
     np.testing.assert_array_equal(dx, 3 * raw**2)
 
 
-def test_abstract_mesh(mesh_of):
-    """Lowered without devices, the program runs on the default order."""
-    mesh, x = mesh_of((8,), ("x",)), values(64, 3)
-    f = jax.jit(
-        jax.shard_map(
-            functools.partial(a2a, jax_uccl),
-            mesh=mesh.abstract_mesh,
-            in_specs=P("x"),
-            out_specs=P("x"),
-        )
-    )
-    x = jax.device_put(x, NamedSharding(mesh, P("x")))
-    got = f(x)
-    want = np.concatenate(
-        [p.reshape(8, 3) for p in numpy_all_to_all(np.split(np.asarray(x), 8), 0, 1, True)]
-    )
-    np.testing.assert_array_equal(got, want)
+@pytest.mark.parametrize("order", [None, [4, 5, 6, 7], [3, 2, 1, 0]])
+def test_abstract_mesh(mesh_of, order):
+    """Lowered without devices, a program runs on the default order or says what to do, never wrongly."""
+    mesh = mesh_of((4,), ("x",), order)
+    x = jax.device_put(values(16, 3), NamedSharding(mesh, P("x")))
+    f = functools.partial(a2a, jax_uccl)
+    want = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x")))(x)
+    abstract = jax.jit(jax.shard_map(f, mesh=mesh.abstract_mesh, in_specs=P("x"), out_specs=P("x")))
+    if order is None:
+        np.testing.assert_array_equal(abstract(x), want)
+    else:
+        with pytest.raises(jax_uccl.UcclValueError, match="jax.devices") as caught:
+            with jax_uccl.errors():
+                jax.block_until_ready(abstract(x))
+        assert caught.value.op == "all_to_all float32[4,3] axis=(x)"
+        assert isinstance(caught.value.__cause__, jax.errors.JaxRuntimeError)
+    with jax.set_mesh(mesh):
+        inferred = jax.jit(jax.shard_map(f, in_specs=P("x"), out_specs=P("x")))
+        np.testing.assert_array_equal(inferred(x), want)
 
 
 def test_abstract_mesh_lowers_for_absent_devices():
@@ -765,7 +769,7 @@ def test_strict_order(mesh_of, against_lax):
         text = f.lower(x).as_text()
         with jax_uccl.strict_order(False):
             assert "!stablehlo.token" not in f.lower(x).as_text()
-        for program in (scan, while_loop, remat, scan_of_remat, custom_vjp, second_derivative):
+        for program in (scan, while_loop, scan_of_remat, custom_vjp, second_derivative):
             against_lax(
                 lambda c, x: jax.tree.map(lambda y: y.reshape(4, -1), program(c, x)),
                 x, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False, rtol=2e-5,

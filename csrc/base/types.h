@@ -22,6 +22,12 @@ enum class PathId : uint16_t {};
 constexpr int32_t ToInt(ProcessId p) { return static_cast<int32_t>(p); }
 constexpr uint16_t ToInt(PathId p) { return static_cast<uint16_t>(p); }
 
+// Units of time by name, so that rooms without a clock need nothing of std::chrono either.
+constexpr Nanos FromMicros(int64_t us) { return std::chrono::microseconds(us); }
+constexpr Nanos FromMillis(int64_t ms) { return std::chrono::milliseconds(ms); }
+constexpr int64_t ToMicros(Nanos t) { return t.count() / 1'000; }
+constexpr int64_t ToMillis(Nanos t) { return t.count() / 1'000'000; }
+
 using Bytes = std::span<const std::byte>;
 using MutableBytes = std::span<std::byte>;
 

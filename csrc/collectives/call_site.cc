@@ -109,7 +109,7 @@ std::shared_ptr<const Schedule> CallSite::ScheduleFor(const Communicator& comm, 
                                                       uint64_t element_bytes,
                                                       uint64_t direct_max_bytes) {
   std::lock_guard lock(mutex_);
-  auto& slot = schedules_[{comm.id, elements}];
+  auto& slot = schedules_[{comm.id, elements, direct_max_bytes}];
   if (slot == nullptr) {
     slot = std::make_shared<const Schedule>(
         spec_.kind == OpKind::kAllToAll

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "csrc/base/status.h"
@@ -78,7 +79,8 @@ class CallSite final {
   std::atomic<bool> executed_{false};
   std::mutex mutex_;  // guards the two caches
   std::map<int64_t, Seat> seats_;
-  std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<const Schedule>> schedules_;  // (comm, elements)
+  // (comm, elements, direct_max_bytes): the setting may change from one epoch to the next.
+  std::map<std::tuple<uint64_t, uint64_t, uint64_t>, std::shared_ptr<const Schedule>> schedules_;
 };
 
 }  // namespace uccl::coll

@@ -1,6 +1,8 @@
 #include "csrc/collectives/reduce.h"
 
+#include <algorithm>
 #include <bit>
+#include <cfenv>
 #include <complex>
 #include <cstdint>
 #include <cstring>
@@ -233,12 +235,28 @@ Fn Pick(DType dtype, ReduceOp op) {
   }
 }
 
+// XLA's threads flush subnormals to zero, ours do not: the result must not depend on which one gets here.
+class DefaultFloatEnvironment final {
+ public:
+  DefaultFloatEnvironment() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatEnvironment() { std::fesetenv(&before_); }
+  DefaultFloatEnvironment(const DefaultFloatEnvironment&) = delete;
+  DefaultFloatEnvironment& operator=(const DefaultFloatEnvironment&) = delete;
+
+ private:
+  std::fenv_t before_;
+};
+
 }  // namespace
 
 bool ReduceSupported(DType dtype, ReduceOp op) { return Pick(dtype, op) != nullptr; }
 
 void ReduceElements(DType dtype, ReduceOp op, std::span<const std::byte* const> inputs,
                     std::span<std::byte* const> outputs, size_t count) {
+  const DefaultFloatEnvironment environment;
   Pick(dtype, op)(inputs, outputs, count);
 }
 

@@ -162,10 +162,16 @@ Result<std::string> Runtime::Start(const Config& config) {
 }
 
 Status Runtime::Connect(ProcessId self, const std::vector<std::string>& addresses, uint64_t session) {
+  std::shared_ptr<engine::Engine> engine;
+  {
+    std::lock_guard lock(mutex_);
+    engine = engine_;
+  }
+  if (engine == nullptr) return Status::Error(StatusCode::kInvalidArgument, "not started");
+  // Waits for the engine thread, which may be in a callback that needs the mutex.
+  Status status = engine->Connect(self, addresses, session);
   std::lock_guard lock(mutex_);
-  if (engine_ == nullptr) return Status::Error(StatusCode::kInvalidArgument, "not started");
-  Status status = engine_->Connect(self, addresses, session);
-  connected_ = status.ok();
+  if (engine_ == engine) connected_ = status.ok();
   return status;
 }
 
@@ -194,14 +200,10 @@ void Runtime::Abort(const std::string& reason) {
 
 Status Runtime::Shutdown(Nanos timeout) {
   const Nanos deadline = Now() + timeout;
+  bool aborted = false;
   {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, timeout, [&] { return by_id_.empty(); });
-    if (by_id_.empty() && engine_ == nullptr) return Status::Ok();
-  }
-  bool aborted = false;
-  {
-    std::lock_guard lock(mutex_);
     aborted = !by_id_.empty();
   }
   if (aborted) Abort("shut down while the operation was in flight");
@@ -491,13 +493,14 @@ void Runtime::WatchdogLoop() {
       if (Now() - op->started() >= std::min(timeout, grace)) old.push_back(op);
     }
     if (old.empty() || stopping_) continue;
-    engine::Engine* engine = connected_ ? engine_.get() : nullptr;
+    const std::shared_ptr<engine::Engine> engine = connected_ ? engine_ : nullptr;
+    // An engine that has ended calls back at once, on this thread.
+    lock.unlock();
     if (engine != nullptr) {
-      // Under the mutex, so that Shutdown cannot take the engine away; the call only queues a command.
       engine->Inspect([this, old](std::vector<engine::UnexpectedMessage> unexpected) { Inspect(old, unexpected); });
+      lock.lock();
       continue;
     }
-    lock.unlock();
     Inspect(old, {});
     lock.lock();
   }

@@ -14,6 +14,9 @@ constexpr char kLeaving = 'L';  // the sender shuts down; nothing new comes from
 constexpr char kBye = 'B';      // the sender needs nothing more from us; answer to kLeaving
 constexpr char kPing = 'P';     // asks for no more than its acknowledgement
 
+// Between the bye to a peer that left and the failure of what it still owed: time for the bye to be sent.
+constexpr Nanos kLastWord = std::chrono::milliseconds(5);
+
 }  // namespace
 
 void PeerLink::Send(Nanos now, const SendCommand& command) {
@@ -23,6 +26,7 @@ void PeerLink::Send(Nanos now, const SendCommand& command) {
     return;
   }
   outstanding_.emplace(command.token, true);
+  ++outstanding_sends_;
   connection_->Send(now, command.info, command.data, command.token);
 }
 
@@ -46,7 +50,7 @@ void PeerLink::SendControl(Nanos now, const std::string& text) {
 void PeerLink::Cancel(Nanos now, bool is_send, uint64_t token) {
   const auto it = outstanding_.find(token);
   if (it == outstanding_.end() || it->second != is_send) return;
-  outstanding_.erase(it);
+  Forget(it);
   if (is_send) {
     connection_->CancelSend(now, token);
   } else {
@@ -84,7 +88,14 @@ void PeerLink::OnTimeout(Nanos now) {
   if (connection_->NextTimeout() <= now) connection_->OnTimeout(now);
   if (grace_end_ > now) return;
   grace_end_ = kNever;
-  if (!outstanding_.empty()) connection_->Fail(ShutDownStatus());
+  if (outstanding_.empty()) return;
+  if (!bye_sent_) {
+    // The peer need not stay for us. A failed connection sends nothing, so it fails a moment later.
+    SayBye(now);
+    grace_end_ = now + kLastWord;
+  } else {
+    connection_->Fail(ShutDownStatus());
+  }
 }
 
 Nanos PeerLink::NextTimeout() const {
@@ -100,15 +111,17 @@ void PeerLink::DeliverEvents(Nanos now) {
     switch (event->kind) {
       case core::EventKind::kSendDone:
       case core::EventKind::kRecvDone:
-      case core::EventKind::kMismatch:
-        // Withdrawn tokens are the caller's again and must not come back.
-        if (outstanding_.erase(event->token) == 0) break;
+      case core::EventKind::kMismatch: {
+        const auto it = outstanding_.find(event->token);
+        if (it == outstanding_.end()) break;  // withdrawn: the caller's again, it must not come back
+        Forget(it);
         if (!event->status.ok()) {
           event->status = Named(std::move(event->status));
           any_failed = true;
         }
         sink_->OnMessage(id_, *event);
         break;
+      }
       case core::EventKind::kControl:
         OnControl(now, event->control);
         break;
@@ -148,17 +161,25 @@ void PeerLink::OnControl(Nanos now, const std::string& text) {
 void PeerLink::SayByeIfDone(Nanos now) {
   if (!left_ || bye_sent_ || gone()) return;
   // When this engine shuts down too, what is outstanding will be aborted: nothing to wait for.
-  if (!outstanding_.empty() && !leaving_) return;
+  if (outstanding_.empty() || leaving_) SayBye(now);
+}
+
+void PeerLink::SayBye(Nanos now) {
   bye_sent_ = true;
-  grace_end_ = outstanding_.empty() ? kNever : grace_end_;
   connection_->SendControl(now, std::string(1, kBye));
 }
 
 void PeerLink::Leave(Nanos now) {
   if (leaving_ || gone()) return;
   leaving_ = true;
-  connection_->SendControl(now, std::string(1, kLeaving));
+  // A peer that left first expects no more than the bye.
+  if (!left_) connection_->SendControl(now, std::string(1, kLeaving));
   SayByeIfDone(now);
+}
+
+void PeerLink::Forget(std::unordered_map<uint64_t, bool>::iterator token) {
+  if (token->second) --outstanding_sends_;
+  outstanding_.erase(token);
 }
 
 void PeerLink::Abort(const Status& status) {

@@ -60,17 +60,23 @@ class PeerLink final {
 
   // Shutdown of this engine. Leave: tells the peer, once.
   void Leave(Nanos now);
-  // Nothing of ours waits for an acknowledgement that could still come.
-  bool Drained() const { return gone() || (left_ && bye_sent_) || connection_->Drained(); }
+  // Nothing of ours waits for an acknowledgement that could still come. A large send that the peer has not
+  // asked for yet counts: its bytes were handed in.
+  bool Drained() const {
+    return gone() || parted_in_order() || (outstanding_sends_ == 0 && connection_->Drained());
+  }
   // The peer needs no more answers from us.
-  bool Parted() const { return gone() || bye_received_; }
+  bool Parted() const { return gone() || bye_received_ || parted_in_order(); }
   // Reports what is outstanding with `status`, without OnPeerLost.
   void Abort(const Status& status);
 
  private:
   bool gone() const { return failed_ || connection_->failed(); }
+  bool parted_in_order() const { return left_ && bye_sent_; }
+  void Forget(std::unordered_map<uint64_t, bool>::iterator token);
   void OnControl(Nanos now, const std::string& text);
   void SayByeIfDone(Nanos now);
+  void SayBye(Nanos now);
   void Report(core::EventKind kind, uint64_t token, const Status& status);
   Status Named(Status status) const;
   Status ShutDownStatus() const;
@@ -81,6 +87,7 @@ class PeerLink final {
   EngineSink* const sink_;
 
   std::unordered_map<uint64_t, bool> outstanding_;  // token -> is a send; what the sink has not heard of yet
+  size_t outstanding_sends_ = 0;
   Suspicion suspicion_;
   std::string last_fault_;  // what the network last said about the peer; added to failures
   bool failed_ = false;  // the connection's end was delivered; `failure_` says why

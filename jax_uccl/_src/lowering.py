@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -177,6 +178,41 @@ def move_axis(value: Any, source: int, destination: int) -> Any:
     if order == sorted(order):
         return value
     return compat.hlo.transpose(value, compat.mlir.dense_int_array(order))
+
+
+def to_bytes(value: Any, dtype: Any) -> Any:
+    """A value of a dtype narrower than a byte, one element to a byte; any other value as it is.
+
+    XLA:CPU keeps such elements packed or not as its passes see fit, and a handler is not told which. int8
+    arithmetic wraps to the same low bits, so reductions of integers may work on the result.
+    """
+    if _bits(dtype) >= 8:
+        return value
+    shape, ir, hlo = value.type.shape, compat.ir, compat.hlo
+    if jnp.issubdtype(dtype, np.floating):
+        bits = ir.IntegerType.get_unsigned(_bits(dtype))
+        value = hlo.bitcast_convert(ir.RankedTensorType.get(shape, bits), value)
+    signed = jnp.issubdtype(dtype, np.signedinteger)
+    byte = ir.IntegerType.get_signless(8) if signed else ir.IntegerType.get_unsigned(8)
+    return hlo.convert(ir.RankedTensorType.get(shape, byte), value)
+
+
+def from_bytes(value: Any, dtype: Any, element_type: Any) -> Any:
+    """The inverse of `to_bytes`; `element_type` is the IR type of `dtype`."""
+    if _bits(dtype) >= 8:
+        return value
+    shape, ir, hlo = value.type.shape, compat.ir, compat.hlo
+    result = ir.RankedTensorType.get(shape, element_type)
+    if not jnp.issubdtype(dtype, np.floating):
+        return hlo.convert(result, value)
+    bits = ir.IntegerType.get_unsigned(_bits(dtype))
+    return hlo.bitcast_convert(result, hlo.convert(ir.RankedTensorType.get(shape, bits), value))
+
+
+def _bits(dtype: Any) -> int:
+    if jnp.issubdtype(dtype, np.integer):
+        return int(jnp.iinfo(dtype).bits)
+    return int(jnp.finfo(dtype).bits) if jnp.issubdtype(dtype, np.floating) else 8
 
 
 def no_handler(name: str) -> Any:

@@ -305,26 +305,17 @@ def _lower(
     (aval,) = ctx.avals_in
     if axes.group_size(axis_name, axis_index_groups) == 1 or 0 in aval.shape:
         return lowering.pass_through(ctx, x, ordered)
-    # The native reductions start at one byte. Narrower integers reduce in int8, which wraps to the same
-    # low bits, and cost nothing: XLA:CPU keeps them one to a byte anyway.
-    narrow = jnp.issubdtype(aval.dtype, np.integer) and jnp.iinfo(aval.dtype).bits < 8
-    operand = x
-    if narrow:
-        wide = compat.ir.IntegerType.get_signless(8)
-        if jnp.iinfo(aval.dtype).min == 0:
-            wide = compat.ir.IntegerType.get_unsigned(8)
-        operand = compat.hlo.convert(compat.ir.RankedTensorType.get(x.type.shape, wide), x)
     out = lowering.emit_collective(
         ctx,
         ffi_targets.ALL_REDUCE,
-        operand,
+        lowering.to_bytes(x, aval.dtype),
         op="psum" if op == "sum" else f"all_reduce_{op}",
         names=axis_name,
         axis_index_groups=axis_index_groups,
         ordered=ordered,
         attributes={"reduction": op},
     )
-    return [compat.hlo.convert(x.type, out) if narrow else out]
+    return [lowering.from_bytes(out, aval.dtype, x.type.element_type)]
 
 
 def _reduce_local(x: Any, op: str, over: tuple[int, ...]) -> Any:

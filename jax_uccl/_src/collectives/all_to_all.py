@@ -171,7 +171,9 @@ def _lower(
         return lowering.pass_through(ctx, shaped, ordered)
     shape = list(x.type.shape)  # a PRNG key's physical axes come last and take part in nothing
     part = shape[split_axis] // size
-    rows = lowering.reshape(x, shape[:split_axis] + [size, part] + shape[split_axis + 1 :])
+    dtype = ctx.avals_in[0].dtype
+    rows = lowering.to_bytes(x, dtype)
+    rows = lowering.reshape(rows, shape[:split_axis] + [size, part] + shape[split_axis + 1 :])
     rows = lowering.move_axis(rows, split_axis, 0)
     out = lowering.emit_collective(
         ctx,
@@ -184,7 +186,8 @@ def _lower(
         params=(split_axis, concat_axis),
     )
     out = lowering.move_axis(out, 0, concat_axis)
-    return [lowering.reshape(out, _physical_shape(ctx.avals_out[0], x))]
+    out = lowering.reshape(out, _physical_shape(ctx.avals_out[0], x))
+    return [lowering.from_bytes(out, dtype, x.type.element_type)]
 
 
 def _physical_shape(aval: Any, x: Any) -> list[int]:

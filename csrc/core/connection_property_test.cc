@@ -1,0 +1,344 @@
+// Seeded fault schedules: random traffic between two connections over a network that misbehaves for a while and then
+// recovers. What must hold in every one:
+//   safety    each message once, byte for byte, nothing outside its buffer, nothing after a cancel; kRecvDone
+//             describes the message as its sender did; eager credit and window respected; no connection fails
+//   liveness  once the faults stop, everything that was not cancelled completes and both ends drain
+// UCCL_SIM_SEED=n replays one schedule, UCCL_SIM_SEEDS=n sets how many run.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "csrc/core/cc/registry.h"
+#include "csrc/core/connection.h"
+#include "csrc/core/path/path_selector.h"
+#include "csrc/core/sender.h"
+#include "csrc/core/testing/messages.h"
+#include "csrc/core/testing/random.h"
+#include "csrc/core/testing/simulation.h"
+
+namespace uccl::core {
+namespace {
+
+using testing::GuardedBuffer;
+using testing::Link;
+using testing::Random;
+
+uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+template <class T>
+T OneOf(Random* random, std::initializer_list<T> choices) {
+  return *(choices.begin() + random->Below(choices.size()));
+}
+
+// One message and what has become of it on both sides.
+struct Transfer {
+  int from = 0;
+  MessageInfo info;
+  std::vector<std::byte> contents, source;
+  std::unique_ptr<GuardedBuffer> target;
+  uint64_t token = 0;  // on both sides
+  bool send_cancelled = false, recv_cancelled = false;
+  bool send_done = false, recv_done = false;
+  bool recv_posted = false;
+  bool ends_by_cancel = false;  // one side gives up, so the other does too
+};
+
+class Schedule final {
+ public:
+  explicit Schedule(uint64_t seed) : random_(seed), config_(MakeConfig()), sim_(config_, seed ^ 0xabcdef) {
+    MakeFaults();
+    const uint64_t count = random_.Between(1, 16);
+    size_t budget = MaxTotalBytes();
+    for (uint64_t i = 0; i < count; ++i) {
+      const size_t size = std::min<size_t>(budget, MessageSize());
+      budget -= size;
+      MakeTransfer(i, size);
+    }
+    MakeControls();
+    sim_.set_on_event([this](int end, const Event& event) { OnEvent(end, event); });
+    sim_.set_on_instant([this] { CheckBounds(); });
+  }
+
+  // Returns what went wrong, or nothing.
+  std::string Run() {
+    sim_.At(faults_end_, [this] { sim_.network.Heal(); });
+    const bool complete = sim_.RunUntil([this] { return !fault_.empty() || Complete(); }, kDeadline);
+    if (!fault_.empty()) return fault_;
+    if (!complete) return "not complete: " + Missing();
+    // Whatever still travels must change nothing.
+    sim_.RunFor(FromMillis(2000));
+    if (!fault_.empty()) return fault_;
+    CheckEnd();
+    return fault_;
+  }
+
+  std::string Describe() const {
+    std::ostringstream out;
+    out << "paths=" << config_.num_paths << " datagram=" << config_.max_datagram_bytes
+        << " window=" << config_.window_bytes << " eager_max=" << config_.eager_max_bytes
+        << " eager_buffer=" << config_.eager_buffer_bytes << " policy=" << config_.path_policy
+        << " psn=" << config_.initial_send_psn << "/" << config_.initial_recv_psn << " messages=";
+    for (const auto& t : transfers_) out << t->from << ":" << t->info.size_bytes << (t->ends_by_cancel ? "x " : " ");
+    return out.str();
+  }
+
+ private:
+  static constexpr Nanos kDeadline = FromMillis(600'000);
+
+  uint32_t InitialPsn() {
+    return OneOf<uint32_t>(&random_, {0, 1, 0xffff'ffff, static_cast<uint32_t>(-random_.Between(1, 300)),
+                                      static_cast<uint32_t>(random_.Next())});
+  }
+
+  ConnectionConfig MakeConfig() {
+    ConnectionConfig c = testing::DefaultConfig(static_cast<uint16_t>(random_.Between(1, 16)));
+    c.send_key = random_.Next();
+    c.recv_key = random_.Next();
+    c.initial_send_psn = InitialPsn();
+    c.initial_recv_psn = InitialPsn();
+    c.max_datagram_bytes = OneOf<size_t>(&random_, {540, random_.Between(541, 700), 1200, 1472, 9000, 32768});
+    c.eager_max_bytes = OneOf<int64_t>(&random_, {0, 100, 1000, 16384});
+    c.eager_buffer_bytes = OneOf<int64_t>(&random_, {0, 128, 300, 3000, 40'000, 1 << 20});
+    c.window_bytes = OneOf<int64_t>(&random_, {1, 600, 5000, 40'000, 400'000, 4 << 20});
+    c.min_rto = FromMillis(OneOf<int64_t>(&random_, {1, 5, 10}));
+    c.max_rto = FromMillis(OneOf<int64_t>(&random_, {50, 200, 1000}));
+    const auto controllers = CongestionControllers();
+    c.congestion_control = controllers[random_.Below(controllers.size())].name;
+    const auto policies = PathSelectors();
+    c.path_policy = policies[random_.Below(policies.size())].name;
+    return c;
+  }
+
+  // A window of a packet moves one per round trip: less traffic keeps a schedule short.
+  size_t MaxTotalBytes() const { return config_.window_bytes < 10'000 ? 30'000 : 600'000; }
+
+  void MakeFaults() {
+    faults_end_ = sim_.now() + FromMicros(static_cast<int64_t>(random_.Magnitude(1000, 1'000'000)));
+    const bool harsh = random_.Chance(0.2), calm = random_.Chance(0.1);
+    sim_.network.ForEachLink([&](Link& link) {
+      link.delay = FromMicros(static_cast<int64_t>(random_.Magnitude(1, 10'000)));
+      if (random_.Chance(0.5)) link.jitter = FromMicros(static_cast<int64_t>(random_.Magnitude(1, 5000)));
+      if (calm) return;
+      if (random_.Chance(0.6)) link.drop = random_.Unit() * (harsh ? 0.7 : 0.15);
+      if (random_.Chance(0.4)) link.duplicate = random_.Unit() * (harsh ? 0.8 : 0.2);
+      if (random_.Chance(0.4)) link.corrupt = random_.Unit() * (harsh ? 0.4 : 0.05);
+      link.down = random_.Chance(0.05);
+    });
+    // Some time with one path or all of them dark.
+    if (random_.Chance(0.3)) {
+      const bool all = random_.Chance(0.3);
+      const size_t path = random_.Below(config_.num_paths);
+      const auto set = [this, all, path](bool down) {
+        for (int from : {0, 1}) {
+          for (size_t p = 0; p < config_.num_paths; ++p) {
+            if (all || p == path) sim_.network.link(from, p).down = down;
+          }
+        }
+      };
+      const Nanos begin = RandomTime(), end = begin + FromMillis(static_cast<int64_t>(random_.Between(1, 300)));
+      sim_.At(begin, [set] { set(true); });
+      sim_.At(end, [set] { set(false); });
+    }
+  }
+
+  Nanos RandomTime() {
+    return random_.Chance(0.3) ? sim_.now()
+                               : sim_.now() + FromMicros(static_cast<int64_t>(random_.Magnitude(1, 200'000)));
+  }
+
+  size_t MessageSize() {
+    const auto eager = static_cast<size_t>(config_.eager_max_bytes);
+    switch (random_.Below(8)) {
+      case 0: return OneOf<size_t>(&random_, {0, 1, 8});
+      case 1: return eager;
+      case 2: return eager + 1;
+      case 3: return random_.Below(eager + 1);
+      case 4: return random_.Between(0, 3) * config_.max_datagram_bytes + random_.Below(200);
+      case 5: return random_.Magnitude(1, 300'000);
+      case 6: return random_.Below(60'000);
+      default: return random_.Below(3000);
+    }
+  }
+
+  void MakeTransfer(uint64_t index, size_t size) {
+    auto owned = std::make_unique<Transfer>();
+    Transfer* t = owned.get();
+    t->from = static_cast<int>(random_.Below(2));
+    t->info.tag = {random_.Next(), index};
+    t->info.digest = random_.Next();
+    t->info.size_bytes = size;
+    for (std::byte& b : t->info.note) b = static_cast<std::byte>(random_.Next());
+    t->contents = testing::Pattern(size, random_.Next());
+    t->source = t->contents;
+    t->target = std::make_unique<GuardedBuffer>(size);
+    t->token = index + 1;
+    by_token_[t->token] = t;
+    transfers_.push_back(std::move(owned));
+
+    const Nanos send_at = RandomTime();
+    const Nanos recv_at = random_.Chance(0.1) ? faults_end_ + FromMillis(20) : RandomTime();
+    sim_.At(send_at, [this, t] {
+      sim_.end(t->from).Send(sim_.now(), t->info, t->source, t->token);
+      // Nobody promised to keep the memory of an eager message; whether it was one shows in its event.
+    });
+    sim_.At(recv_at, [this, t] {
+      t->recv_posted = true;
+      // The two ends do not describe it alike in the note.
+      MessageInfo info = t->info;
+      info.note.fill(std::byte{0x55});
+      sim_.end(1 - t->from).PostRecv(sim_.now(), info, t->target->body(), t->token);
+    });
+    if (!random_.Chance(0.15)) return;
+    // One side gives up at some time, possibly too late; then the other one does.
+    t->ends_by_cancel = true;
+    const bool sender_first = random_.Chance(0.5);
+    const Nanos first = std::max(sender_first ? send_at : recv_at, RandomTime());
+    const Nanos second = std::max({first, send_at, recv_at}) + FromMicros(static_cast<int64_t>(random_.Below(50'000)));
+    sim_.At(first, [this, t, sender_first] { Cancel(t, sender_first); });
+    sim_.At(second, [this, t, sender_first] { Cancel(t, !sender_first); });
+  }
+
+  void Cancel(Transfer* t, bool sending_side) {
+    if (sending_side) {
+      sim_.end(t->from).CancelSend(sim_.now(), t->token);
+      t->send_cancelled = true;
+      std::ranges::fill(t->source, std::byte{0xee});
+    } else {
+      sim_.end(1 - t->from).CancelRecv(sim_.now(), t->token);
+      t->recv_cancelled = true;
+      if (!t->recv_done) t->target->Clear();
+    }
+  }
+
+  void MakeControls() {
+    const uint64_t count = random_.Below(6);
+    for (uint64_t i = 0; i < count; ++i) {
+      const int from = static_cast<int>(random_.Below(2));
+      const std::string text = std::to_string(i) + ":" + std::string(random_.Below(510), static_cast<char>('a' + i));
+      ++controls_[{1 - from, text}];
+      sim_.At(RandomTime(), [this, from, text] { sim_.end(from).SendControl(sim_.now(), text); });
+    }
+  }
+
+  void OnEvent(int end, const Event& event) {
+    switch (event.kind) {
+      case EventKind::kControl: {
+        const auto it = controls_.find({end, event.control});
+        if (it == controls_.end()) return Fault("a control message that nobody sent, or twice");
+        controls_.erase(it);
+        return;
+      }
+      case EventKind::kMismatch: return Fault("mismatch");
+      case EventKind::kFailed: return Fault("failed: " + event.status.ToString());
+      case EventKind::kSendDone: {
+        Transfer* t = by_token_.contains(event.token) ? by_token_[event.token] : nullptr;
+        if (t == nullptr || t->from != end) return Fault("kSendDone with a token never given");
+        if (t->send_done || t->send_cancelled) return Fault("kSendDone twice or after the cancel");
+        if (!event.status.ok()) return Fault("kSendDone: " + event.status.ToString());
+        t->send_done = true;
+        std::ranges::fill(t->source, std::byte{0xdd});  // the buffer is the application's again
+        return;
+      }
+      case EventKind::kRecvDone: {
+        Transfer* t = by_token_.contains(event.token) ? by_token_[event.token] : nullptr;
+        if (t == nullptr || t->from == end) return Fault("kRecvDone with a token never given");
+        if (t->recv_done || t->recv_cancelled) return Fault("kRecvDone twice or after the cancel");
+        if (!event.status.ok()) return Fault("kRecvDone: " + event.status.ToString());
+        if (!testing::Same(event.remote, t->info)) return Fault("kRecvDone does not describe what was sent");
+        if (!t->target->Holds(t->contents)) return Fault("message " + std::to_string(event.token) + " is damaged");
+        t->recv_done = true;
+        return;
+      }
+    }
+  }
+
+  void CheckBounds() {
+    for (int i : {0, 1}) {
+      const ConnectionStats stats = sim_.end(i).stats();
+      if (stats.eager_bytes_buffered > static_cast<uint64_t>(config_.eager_buffer_bytes)) {
+        Fault("eager buffer: " + std::to_string(stats.eager_bytes_buffered));
+      }
+      // Requests, grants and control messages are not held back by the window.
+      const int64_t small = static_cast<int64_t>(2 * transfers_.size() + 6) * 600;
+      const int64_t limit = std::max(config_.window_bytes, int64_t{0}) +
+                            static_cast<int64_t>(config_.max_datagram_bytes) + small;
+      if (stats.inflight_bytes < 0 || stats.inflight_bytes > limit) {
+        Fault("in flight: " + std::to_string(stats.inflight_bytes));
+      }
+      if (stats.malformed > 0 && sim_.network.stats().corrupted == 0) Fault("malformed packets without corruption");
+      if (stats.wrong_key > 0) Fault("wrong key");
+    }
+  }
+
+  bool Complete() const {
+    for (const auto& t : transfers_) {
+      if (!(t->send_done || t->send_cancelled) || !(t->recv_done || t->recv_cancelled)) return false;
+    }
+    return controls_.empty() && sim_.end(0).Drained() && sim_.end(1).Drained() && sim_.now() >= faults_end_;
+  }
+
+  std::string Missing() const {
+    std::ostringstream out;
+    for (const auto& t : transfers_) {
+      const bool ok = (t->send_done || t->send_cancelled) && (t->recv_done || t->recv_cancelled);
+      if (!ok) out << "message " << t->token << " send_done=" << t->send_done << " recv_done=" << t->recv_done << "; ";
+    }
+    out << controls_.size() << " control messages; drained=" << sim_.end(0).Drained() << sim_.end(1).Drained();
+    return out.str();
+  }
+
+  void CheckEnd() {
+    for (const auto& t : transfers_) {
+      if (!t->target->GuardsIntact()) Fault("write outside the buffer of message " + std::to_string(t->token));
+      if (t->recv_done && !t->target->Holds(t->contents)) Fault("write after kRecvDone");
+      if (!t->recv_done && !t->target->IsClear()) Fault("write after the cancel");
+    }
+    for (int i : {0, 1}) {
+      const ConnectionStats stats = sim_.end(i).stats();
+      if (stats.inflight_bytes != 0) Fault("in flight at the end: " + std::to_string(stats.inflight_bytes));
+      if (stats.eager_bytes_buffered != 0) Fault("eager buffer not empty at the end");
+      if (!sim_.end(i).Unexpected().empty()) Fault("unexpected messages at the end");
+      if (sim_.end(i).WaitingForPeer()) Fault("waits for the peer at the end");
+    }
+  }
+
+  void Fault(const std::string& what) {
+    if (fault_.empty()) fault_ = what;
+  }
+
+  Random random_;
+  const ConnectionConfig config_;
+  mutable testing::Simulation sim_;
+  Nanos faults_end_{};
+  std::vector<std::unique_ptr<Transfer>> transfers_;
+  std::map<uint64_t, Transfer*> by_token_;
+  std::map<std::pair<int, std::string>, int> controls_;  // by receiving end; each text is used once
+  std::string fault_;
+};
+
+TEST(ConnectionProperty, RandomFaultSchedules) {
+  uint64_t first = 1, count = FromEnvironment("UCCL_SIM_SEEDS", 10'000);
+  if (std::getenv("UCCL_SIM_SEED") != nullptr) {
+    first = FromEnvironment("UCCL_SIM_SEED", 1);
+    count = 1;
+  }
+  int failures = 0;
+  for (uint64_t seed = first; seed < first + count && failures < 5; ++seed) {
+    Schedule schedule(seed);
+    const std::string fault = schedule.Run();
+    if (fault.empty()) continue;
+    ++failures;
+    ADD_FAILURE() << "UCCL_SIM_SEED=" << seed << ": " << fault << "\n  " << schedule.Describe();
+  }
+}
+
+}  // namespace
+}  // namespace uccl::core
