@@ -1,3 +1,4 @@
+// The routing, the watch for silence, and what both halves share. See connection.h.
 #include "csrc/core/connection.h"
 
 #include <algorithm>
@@ -17,7 +18,10 @@ namespace {
 constexpr size_t kMaxControlBytes = 512;
 // A datagram must hold the largest control message, and an ACK with a bitmap worth having.
 constexpr size_t kMinDatagramBytes = wire::kHeaderBytes + kMaxControlBytes;
-constexpr Nanos kMaxProbeInterval = std::chrono::milliseconds(500);
+constexpr Nanos kMaxProbeInterval = FromMillis(500);
+// Silence counts only when the peer was asked this often without an answer: a process that was itself stopped for
+// longer than peer_silence must not take the peer for dead when it wakes up.
+constexpr int kMinProbesUnanswered = 3;
 
 }  // namespace
 

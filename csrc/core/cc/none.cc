@@ -1,3 +1,4 @@
+// See none.h.
 #include "csrc/core/cc/none.h"
 
 namespace uccl::core {

@@ -1,3 +1,4 @@
+// The table of congestion controllers.
 #include "csrc/core/cc/registry.h"
 
 #include "csrc/core/cc/none.h"

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
+#include <cstddef>
 #include <cstdint>
 
 #include "csrc/base/types.h"
@@ -43,14 +43,13 @@ class ReceiveWindow {
   size_t FillBitmap(std::byte* out, size_t limit) const {
     if (highest_ <= next_ + 1) return 0;
     const size_t bytes = std::min<size_t>((highest_ - next_ - 1 + 7) / 8, limit);
-    for (size_t i = 0; i < bytes; ++i) {
-      unsigned value = 0;
-      for (unsigned bit = 0; bit < 8; ++bit) {
-        const uint64_t psn = next_ + 1 + i * 8 + bit;
-        if (psn < highest_ && Test(psn)) value |= 1u << bit;
-      }
-      out[i] = static_cast<std::byte>(value);
+    for (size_t i = 0; i < bytes; i += 8) {
+      const uint64_t value = Bits(next_ + 1 + i * 8);
+      for (size_t k = 0; k < std::min<size_t>(8, bytes - i); ++k) out[i + k] = static_cast<std::byte>(value >> (8 * k));
     }
+    // The ring ends within the last byte when the window is full to the brim; what follows is its beginning.
+    const uint64_t covered = bytes * 8, known = highest_ - next_ - 1;
+    if (covered > known) out[bytes - 1] &= static_cast<std::byte>(0xff >> (covered - known));
     return bytes;
   }
 
@@ -59,6 +58,12 @@ class ReceiveWindow {
   static constexpr uint64_t kOrigin = uint64_t{1} << 32;
   static size_t Word(uint64_t psn) { return (psn % kReceiveWindowPackets) / 64; }
   static uint64_t Bit(uint64_t psn) { return uint64_t{1} << (psn % 64); }
+  // The 64 bits from `psn` on.
+  uint64_t Bits(uint64_t psn) const {
+    const uint64_t shift = psn % 64;
+    const uint64_t low = words_[Word(psn)] >> shift;
+    return shift == 0 ? low : low | words_[Word(psn + 64)] << (64 - shift);
+  }
   bool Test(uint64_t psn) const { return (words_[Word(psn)] & Bit(psn)) != 0; }
 
   uint64_t next_;     // first missing
