@@ -26,6 +26,7 @@ class ProgressBar:
         self._stream = stream
         self._in_place = stream.isatty() or "JAX_UCCL_LAUNCH_RANK" in os.environ
         self._start_s = time.monotonic()
+        self._first: tuple[int, float] | None = None  # Work done at the first update, and when.
         self._next_redraw_s = 0.0
         self._drawn_width = 0
         self._next_tenth = 1
@@ -35,6 +36,7 @@ class ProgressBar:
         if not self._enabled:
             return
         now_s = time.monotonic()
+        self._first = self._first or (done, now_s)
         finished = done >= self._total
         if self._in_place:
             if not finished and now_s < self._next_redraw_s:
@@ -43,7 +45,7 @@ class ProgressBar:
         elif not finished and done * 10 < self._total * self._next_tenth:
             return
         self._next_tenth = done * 10 // self._total + 1
-        line = self._render(done, status, now_s - self._start_s)
+        line = self._render(done, status, now_s)
         self._write(line, end="\n" if finished or not self._in_place else "")
 
     def log(self, line: str) -> None:
@@ -51,11 +53,15 @@ class ProgressBar:
         if self._enabled:
             self._write(line, end="\n")
 
-    def _render(self, done: int, status: str, elapsed_s: float) -> str:
+    def _render(self, done: int, status: str, now_s: float) -> str:
         filled = _BAR_CELLS * done // self._total
         bar = "#" * filled + "." * (_BAR_CELLS - filled)
-        left_s = elapsed_s * (self._total - done) / max(done, 1)
-        line = f"[{bar}] {done}/{self._total} {status} {_clock(elapsed_s)}<{_clock(left_s)}"
+        line = f"[{bar}] {done}/{self._total} {status} {_clock(now_s - self._start_s)}"
+        # What came before the first update is not counted: compilation says nothing of the rest.
+        first_done, first_s = self._first or (done, now_s)
+        if first_done < done < self._total:
+            left_s = (now_s - first_s) * (self._total - done) / (done - first_done)
+            line += f", {_clock(left_s)} left"
         if self._in_place:  # A wrapped line could not be overwritten.
             line = line[: shutil.get_terminal_size((110, 24)).columns - 1]
         return line

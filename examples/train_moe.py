@@ -241,26 +241,23 @@ def main() -> None:
     say(f"unigram    {_with_bits(entropy)}: the best any model without context can do")
 
     history = _train(trainer, corpus, args, is_first)
-    final = history["held_out"][-1][1]
-    say(f"held-out   {_with_bits(final)}, {entropy - final:+.3f} nats below the unigram entropy")
-    say(f"speed      {history['tokens_per_s']:.0f} tokens/s after the first step")
-    say(f"final      train {history['train'][-1]:.6f} held-out {final:.6f}")
-
+    history["unigram_entropy"] = entropy
+    history["arguments"] = vars(args)
+    history["devices"], history["processes"] = num_devices, jax.process_count()
+    history["peers"] = collectives.stats()["peers"] if args.collectives == "uccl" else {}
+    for line in _summary(history):
+        say(line)
     if is_first:
-        history["unigram_entropy"] = entropy
-        history["arguments"] = vars(args)
-        history["devices"], history["processes"] = num_devices, jax.process_count()
         if args.json:
             pathlib.Path(args.json).write_text(json.dumps(history, indent=1) + "\n")
         if args.out:
             folder = pathlib.Path(args.out)
             folder.mkdir(parents=True, exist_ok=True)
             title = f"{config.experts}-expert byte model, {num_devices} devices, {args.collectives}"
-            path = save_loss_curve(folder / "loss.png", history, title=title)
-            say(f"curve      {path}")
+            say(f"curve      {save_loss_curve(folder / 'loss.png', history, title=title)}")
 
     if args.collectives == "uccl":
-        collectives.shutdown()  # type: ignore[attr-defined]
+        collectives.shutdown()
     jax.distributed.shutdown()
 
 
@@ -306,6 +303,26 @@ def _train(
     }
 
 
+def _summary(history: dict[str, Any]) -> list[str]:
+    loss = history["held_out"][-1][1]
+    gain = history["unigram_entropy"] - loss
+    side = "below" if gain >= 0 else "above"
+    lines = [
+        f"held-out   {_with_bits(loss)}, {abs(gain):.3f} nats {side} the unigram entropy",
+        f"speed      {history['tokens_per_s']:.0f} tokens/s after the first step",
+    ]
+    peers = history["peers"].values()
+    if peers:
+        sent = sum(peer["bytes_sent"] for peer in peers)
+        packets = sum(peer["packets_sent"] for peer in peers)
+        again = sum(peer["retransmits_fast"] + peer["retransmits_timeout"] for peer in peers)
+        lines.append(
+            f"network    process 0 sent {sent / 1e6:.1f} MB to {len(peers)} peers in {packets} "
+            f"packets, {again} of them again"
+        )
+    return [*lines, f"final      train {history['train'][-1]:.6f} held-out {loss:.6f}"]
+
+
 def _with_bits(nats: float) -> str:
     return f"{nats:.3f} nats/byte ({text_data.to_bits(nats):.3f} bits)"
 
@@ -320,7 +337,14 @@ def _load_collectives(name: str) -> tuple[Any, str]:
         return jax.lax, "jax.lax (XLA's own CPU collectives)"
     import jax_uccl  # Only here: the lax run needs no native library.
 
-    return jax_uccl, "jax_uccl (UDP between processes, direct memory inside a process)"
+    jax_uccl.init()  # The first collective would do it too; here, errors of the start come at once.
+    settings = jax_uccl.stats()["settings"]
+    if jax.process_count() == 1:
+        return jax_uccl, "jax_uccl, direct memory inside one process"
+    return jax_uccl, (
+        f"jax_uccl, {settings['backend']} with {settings['paths']} paths between processes"
+        + (", direct memory inside" if jax.local_device_count() > 1 else "")
+    )
 
 
 def _parse_args() -> argparse.Namespace:

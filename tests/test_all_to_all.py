@@ -554,6 +554,16 @@ def test_export(mesh_of, partial):
     np.testing.assert_array_equal(vjp(y)[0], x)
 
 
+def test_export_with_symbolic_shapes_is_refused(mesh_of):
+    from jax import export
+
+    (b,) = export.symbolic_shape("4*b")
+    f = lambda x: jax_uccl.psum(jax_uccl.all_to_all(x, "x", 1, 0, tiled=True), "x")
+    mapped = jax.jit(jax.shard_map(f, mesh=mesh_of((4,), ("x",)), in_specs=P("x"), out_specs=P()))
+    with pytest.raises(jax_uccl.UnsupportedError, match=r"all_to_all float32\[b,8\].*symbolic"):
+        export.export(mapped)(jax.ShapeDtypeStruct((b, 8), jnp.float32))
+
+
 # --- meshes that are not plain ----------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import textwrap
 
 import pytest
@@ -48,11 +49,10 @@ class Launch:
     def __init__(self, *args, **popen):
         command = [sys.executable, "-m", "jax_uccl.launch", *map(str, args)]
         path = os.pathsep.join([str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        env = popen.pop("env", os.environ) | {"PYTHONPATH": path}
         self.process = subprocess.Popen(
-            command,
-            env=os.environ | {"PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-            **({"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | popen),
+            command, env=env, stdin=subprocess.PIPE, **(streams | popen)
         )
 
     def lines(self, count):
@@ -214,12 +214,15 @@ class TestOutput:
                 for i in range(50):
                     print(f"\\rbar {i}" + "." * (i % 5), end="")
                 print("\\rlog line", " " * 10)
+                print("\\r" + "long " * 20, end="")
                 for i in range(50, 100):
                     print(f"\\rbar {i}", end="")
                 print()
         """)
         master, slave = os.openpty()
-        run = launch("-n", 2, *PLAIN, path, stdout=slave, stderr=slave)
+        termios.tcsetwinsize(slave, (24, 40))
+        env = {"env": os.environ | {"TERM": "xterm"}}
+        run = launch("-n", 2, *PLAIN, path, stdout=slave, stderr=slave, **env)
         os.close(slave)
         data = b""
         with contextlib.suppress(OSError):  # EIO: the last writer has closed the terminal.
@@ -227,9 +230,24 @@ class TestOutput:
                 data += chunk
         os.close(master)
         assert run.process.wait(LIMIT_S) == 0
+        # The bar was drawn in place, and never so long that it would wrap.
+        drawn = re.findall(r"\r(\[0/2\] [^\r\n\x1b]*)\r\x1b\[2K", data.decode())
+        assert drawn and max(map(len, drawn)) <= 39
         screen = [line.rstrip() for line in on_screen(data.decode())]
         assert sorted(screen) == sorted(["[0/2] log line", "[0/2] bar 99", "[1/2] line of one", ""])
         assert screen.index("[0/2] log line") < screen.index("[0/2] bar 99")
+
+    def test_output_that_is_not_blocking(self, launch, script):
+        # A pipe of the launcher's caller may be so; it fills, since nothing is read at first.
+        source, sink = os.pipe()
+        os.set_blocking(sink, False)
+        path = script("for i in range(9000): print('x' * 100)\nwait_for_go()")
+        run = launch("-n", 1, *PLAIN, path, stdout=sink)
+        os.close(sink)
+        with os.fdopen(source) as lines:
+            assert {lines.readline() for _ in range(9000)} == {"[0/1] " + "x" * 100 + "\n"}
+            os.kill(int(lines.readline().split()[-1]), signal.SIGUSR1)
+        assert run.process.wait(LIMIT_S) == 0
 
     def test_reader_gone(self, launch, script):
         run = launch("-n", 2, *PLAIN, script("while True: print('x' * 100)"))

@@ -1,10 +1,12 @@
-// The extension module jax_uccl._uccl: the handlers as capsules, and the runtime's calls for jax_uccl/_src/comm.py.
+// The extension module jax_uccl._uccl: the handlers as capsules, and the runtime's calls for
+// jax_uccl/_src/comm.py.
 //
-// A Status crosses as text: its one-line form, or None. jax_uccl/_src/errors.py makes the exception of it, so that
-// the classes live in one place. Functions that also give a value return (line or None, value).
+// A Status crosses as text: its one-line form, or None. jax_uccl/_src/errors.py makes the exception
+// of it, so that the classes live in one place. Functions that also give a value return (line or
+// None, value).
 //
-// The GIL is released around every call that takes a lock of the runtime or waits: handlers never need it, but
-// compilations on other Python threads do.
+// The GIL is released around every call that takes a lock of the runtime or waits: handlers never
+// need it, but compilations on other Python threads do.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -141,7 +143,8 @@ Line Connect(int32_t process, const std::vector<std::string>& addresses, uint64_
 // `name` is the wire name of a row of the status table.
 void FailStartup(const std::string& name, const std::string& detail, int64_t process) {
   static const std::map<std::string, StatusCode> codes = {
-#define UCCL_STATUS(enumerator, wire_name, ffi_code, python, meaning) {wire_name, StatusCode::enumerator},
+#define UCCL_STATUS(enumerator, wire_name, ffi_code, python, meaning) \
+  {wire_name, StatusCode::enumerator},
 #include "csrc/base/status_codes.inc"
 #undef UCCL_STATUS
   };
@@ -263,12 +266,14 @@ void SetDefaultDevices(std::vector<int64_t> ids, std::vector<int64_t> processes)
 
 NB_MODULE(_uccl, m) {
   m.doc() = "Native part of jax_uccl; use the functions of the package instead.";
-  m.def("registrations", &Registrations, "{target: {stage: capsule}} for jax.ffi.register_ffi_target.");
+  m.def("registrations", &Registrations,
+        "{target: {stage: capsule}} for jax.ffi.register_ffi_target.");
   m.def("config_rows", &ConfigRowList, "The table of settings, one dict a row.");
   m.def("status_codes", &StatusCodeList, "[(enumerator, wire name, Python class, meaning)].");
   m.def("make_config", &MakeConfigDict, nb::arg("settings"), nb::arg("environment"),
         "(status line or None, {name: value}): settings over environment over defaults.");
-  m.def("set_config", &SetConfig, nb::arg("settings"), "For processes that never start the engine.");
+  m.def("set_config", &SetConfig, nb::arg("settings"),
+        "For processes that never start the engine.");
   m.def("start", &Start, nb::arg("settings"), "(status line or None, address to publish).");
   m.def("connect", &Connect, nb::arg("process"), nb::arg("addresses"), nb::arg("session"));
   m.def("fail_startup", &FailStartup, nb::arg("name"), nb::arg("detail"), nb::arg("process") = -1,

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <array>
-#include <deque>
 #include <utility>
 
 #include "csrc/core/cc/registry.h"
 #include "csrc/core/path/path_selector.h"
 #include "csrc/core/receiver.h"
+#include "csrc/core/ring.h"
 #include "csrc/core/sender.h"
 #include "csrc/wire/packet.h"
 
@@ -22,6 +22,11 @@ constexpr Nanos kMaxProbeInterval = FromMillis(500);
 // Silence counts only when the peer was asked this often without an answer: a process that was itself stopped for
 // longer than peer_silence must not take the peer for dead when it wakes up.
 constexpr int kMinProbesUnanswered = 3;
+
+Status WrongSize(const MessageInfo& info, size_t buffer_bytes) {
+  return Status::Error(StatusCode::kInvalidArgument, "a message of " + std::to_string(info.size_bytes) +
+                                                         " bytes with a buffer of " + std::to_string(buffer_bytes));
+}
 
 }  // namespace
 
@@ -43,8 +48,26 @@ struct Connection::Impl {
     if (expecting && !was_expecting) {
       last_heard = now;
       next_probe = now + ProbeInterval();
+      probes_unanswered = 0;
     }
     was_expecting = expecting;
+  }
+
+  void Heard(Nanos now) {
+    last_heard = now;
+    next_probe = now + ProbeInterval();
+    probes_unanswered = 0;
+  }
+
+  // Events of a withdrawn message that were not fetched yet.
+  void DropEvents(uint64_t token) {
+    events.EraseIf([token](const Event& event) {
+      return event.token == token && event.kind != EventKind::kControl && event.kind != EventKind::kFailed;
+    });
+  }
+
+  Nanos SilenceEnd() const {
+    return probes_unanswered < kMinProbesUnanswered ? kNever : last_heard + config.peer_silence;
   }
 
   void Fail(const Status& status) {
@@ -61,22 +84,23 @@ struct Connection::Impl {
     probe_due = false;
   }
 
-  void Refuse(EventKind kind, uint64_t token) {
+  void Refuse(EventKind kind, uint64_t token, const Status& status) {
     Event event;
     event.kind = kind;
     event.token = token;
-    event.status = failure;
+    event.status = status;
     events.push_back(std::move(event));
   }
 
   const ConnectionConfig config;
   ConnectionStats stats;
-  std::deque<Event> events;
+  Ring<Event> events;
   Sender sender;
   Receiver receiver;
   bool failed = false;
   Status failure;
   bool was_expecting = false, probe_due = false;
+  int probes_unanswered = 0;
   Nanos last_heard{0}, next_probe{kNever};
   std::array<std::byte, std::max(wire::kMaxAckBytes, wire::kMaxHeadBytes)> head{};
 };
@@ -104,24 +128,32 @@ Result<std::unique_ptr<Connection>> Connection::Make(const ConnectionConfig& con
 }
 
 void Connection::Send(Nanos now, const MessageInfo& info, Bytes data, uint64_t token) {
-  if (impl_->failed) return impl_->Refuse(EventKind::kSendDone, token);
+  if (impl_->failed) return impl_->Refuse(EventKind::kSendDone, token, impl_->failure);
+  if (data.size() != info.size_bytes) {
+    return impl_->Refuse(EventKind::kSendDone, token, WrongSize(info, data.size()));
+  }
   impl_->sender.Send(info, data, token);
   impl_->Watch(now);
 }
 
 void Connection::PostRecv(Nanos now, const MessageInfo& info, MutableBytes buffer, uint64_t token) {
-  if (impl_->failed) return impl_->Refuse(EventKind::kRecvDone, token);
+  if (impl_->failed) return impl_->Refuse(EventKind::kRecvDone, token, impl_->failure);
+  if (buffer.size() != info.size_bytes) {
+    return impl_->Refuse(EventKind::kRecvDone, token, WrongSize(info, buffer.size()));
+  }
   impl_->receiver.PostRecv(info, buffer, token);
   impl_->Watch(now);
 }
 
 void Connection::CancelSend(Nanos now, uint64_t token) {
   impl_->sender.Cancel(token);
+  impl_->DropEvents(token);
   impl_->Watch(now);
 }
 
 void Connection::CancelRecv(Nanos now, uint64_t token) {
   impl_->receiver.Cancel(token);
+  impl_->DropEvents(token);
   impl_->Watch(now);
 }
 
@@ -148,8 +180,7 @@ void Connection::OnDatagram(Nanos now, PathId, Bytes datagram) {
   if (impl_->failed) return;
   ++stats.packets_received;
   stats.bytes_received += datagram.size();
-  impl_->last_heard = now;
-  impl_->next_probe = now + impl_->ProbeInterval();
+  impl_->Heard(now);
   if (header.type == wire::PacketType::kAck) {
     wire::Ack ack;
     if (!wire::DecodeAck(body, &ack)) {
@@ -170,14 +201,15 @@ void Connection::OnTimeout(Nanos now) {
   if (impl_->failed) return;
   impl_->sender.OnTimeout(now);
   if (!impl_->was_expecting) return;
-  if (now - impl_->last_heard >= impl_->config.peer_silence) {
-    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now - impl_->last_heard).count();
+  if (now >= impl_->SilenceEnd()) {
+    const int64_t ms = ToMillis(now - impl_->last_heard);
     impl_->Fail(Status::Error(StatusCode::kPeerLost,
                               "nothing heard from the peer for " + std::to_string(ms) + " ms (peer_silence_ms)"));
     return;
   }
   if (now >= impl_->next_probe) {
     impl_->probe_due = true;
+    ++impl_->probes_unanswered;
     impl_->next_probe = now + impl_->ProbeInterval();
   }
 }
@@ -189,11 +221,11 @@ std::optional<Datagram> Connection::PollTransmit(Nanos now) {
   if (!ack && !impl_->probe_due) return impl_->sender.PollTransmit(now, impl_->head);
 
   wire::Header header;
-  const PathId path = impl_->sender.NextPath();
+  // Probes try the paths in turn; ACKs go where something came from.
+  const PathId path = ack ? impl_->receiver.newest_path() : impl_->sender.NextPath();
   header.path = ToInt(path);
   header.key = impl_->config.send_key;
-  header.timestamp =
-      static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::microseconds>(now).count());
+  header.timestamp = static_cast<uint32_t>(ToMicros(now));
   size_t bytes = 0;
   if (ack) {
     bytes = impl_->receiver.FillAck(header, impl_->head);
@@ -212,7 +244,7 @@ Nanos Connection::NextTimeout() const {
   if (impl_->failed) return kNever;
   Nanos next = impl_->sender.NextTimeout();
   if (impl_->was_expecting) {
-    next = std::min({next, impl_->next_probe, impl_->last_heard + impl_->config.peer_silence});
+    next = std::min({next, impl_->next_probe, impl_->SilenceEnd()});
   }
   return next;
 }
@@ -225,7 +257,9 @@ std::optional<Event> Connection::PollEvent() {
 }
 
 bool Connection::WaitingForPeer() const { return impl_->Waiting(); }
-bool Connection::Drained() const { return !impl_->sender.Outstanding() && !impl_->receiver.AckDue(); }
+bool Connection::Drained() const {
+  return !impl_->sender.Outstanding() && !impl_->sender.WaitingForGrant() && !impl_->receiver.AckDue();
+}
 bool Connection::failed() const { return impl_->failed; }
 void Connection::Fail(const Status& status) { impl_->Fail(status); }
 std::vector<MessageInfo> Connection::Unexpected() const { return impl_->receiver.Unexpected(); }

@@ -69,7 +69,7 @@ class Connection final {
   Connection& operator=(const Connection&) = delete;
 
   // `data` must stay valid and unchanged until kSendDone, unless the message is eager (then it is copied).
-  // `token` comes back in the event. Any size, also 0 (eager).
+  // `token` comes back in the event; no two unfinished sends and receives may have the same. Any size, also 0.
   void Send(Nanos now, const MessageInfo& info, Bytes data, uint64_t token);
   // `buffer` (info.size_bytes long) is written until kRecvDone or CancelRecv.
   void PostRecv(Nanos now, const MessageInfo& info, MutableBytes buffer, uint64_t token);
@@ -77,7 +77,7 @@ class Connection final {
   // cancelled send that are still owed to the peer travel without payload.
   void CancelSend(Nanos now, uint64_t token);
   void CancelRecv(Nanos now, uint64_t token);
-  // A small reliable message (at most 512 bytes) delivered as kControl, at once and exactly once.
+  // A small reliable message (what is longer than 512 bytes is cut) delivered as kControl, at once and exactly once.
   void SendControl(Nanos now, std::string control);
 
   void OnDatagram(Nanos now, PathId path, Bytes datagram);
@@ -91,7 +91,7 @@ class Connection final {
   // While set, the peer is probed when silent, so that a dead peer is noticed although this side owes it
   // nothing (it waits for the peer's data). Posted receives set it by themselves.
   bool WaitingForPeer() const;
-  // True when every byte and control message handed in has been acknowledged.
+  // True when every byte and control message handed in has been acknowledged, and so has what came.
   bool Drained() const;
   bool failed() const;
   // Fails the connection at once (for example: the network reported the peer's port unreachable).

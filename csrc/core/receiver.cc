@@ -1,3 +1,4 @@
+// Matching, placement and the contents of ACKs. See receiver.h.
 #include "csrc/core/receiver.h"
 
 #include <algorithm>
@@ -12,20 +13,12 @@ MessageInfo FromWire(const wire::Description& d) {
   return {{d.tag_hi, d.tag_lo}, d.digest, d.size_bytes, d.note};
 }
 
-template <class Map, class Value>
-void EraseFrom(Map* map, const MessageTag& tag, Value* value) {
-  const auto it = map->find(tag);
-  if (it == map->end()) return;
-  std::erase(it->second, value);
-  if (it->second.empty()) map->erase(it);
-}
-
 Status Violation(std::string what) { return Status::Error(StatusCode::kProtocol, std::move(what)); }
 
 }  // namespace
 
 Receiver::Receiver(const ConnectionConfig& config, Sender* sender, ConnectionStats* stats,
-                   std::deque<Event>* events)
+                   Ring<Event>* events)
     : config_(config), sender_(sender), stats_(stats), events_(events), window_(config.initial_recv_psn),
       echoes_(config.num_paths) {
   echo_paths_.reserve(config.num_paths);
@@ -33,7 +26,6 @@ Receiver::Receiver(const ConnectionConfig& config, Sender* sender, ConnectionSta
 
 // ---- posted receives ----
 
-// Compares both descriptions. A mismatch ends the receive.
 bool Receiver::Matches(Posted* posted, const MessageInfo& theirs) {
   posted->remote = theirs;
   if (theirs.digest == posted->info.digest && theirs.size_bytes == posted->info.size_bytes) return true;
@@ -42,9 +34,15 @@ bool Receiver::Matches(Posted* posted, const MessageInfo& theirs) {
   event.token = posted->token;
   event.remote = theirs;
   events_->push_back(std::move(event));
-  EraseFrom(&by_tag_, posted->info.tag, posted);
-  if (posted->granted) by_receive_id_.erase(posted->receive_id);
-  posted_.erase(posted->token);
+  Forget(posted);
+  return false;
+}
+
+bool Receiver::MatchesRequest(Posted* posted, const MessageInfo& theirs) {
+  const MessageInfo ours = posted->info;
+  const bool granted = posted->granted;
+  if (Matches(posted, theirs)) return true;
+  if (!granted) sender_->SendGrant(ours, next_receive_id_++);
   return false;
 }
 
@@ -55,16 +53,6 @@ Receiver::Early* Receiver::NewEarly(const MessageInfo& info, uint32_t message_id
   early->info = info;
   early->message_id = message_id;
   return early;
-}
-
-Receiver::Posted* Receiver::FirstUnbound(const MessageTag& tag) {
-  const auto it = by_tag_.find(tag);
-  return it == by_tag_.end() ? nullptr : it->second.front();
-}
-
-Receiver::Early* Receiver::FirstUnexpected(const MessageTag& tag) {
-  const auto it = unexpected_.find(tag);
-  return it == unexpected_.end() ? nullptr : it->second.front();
 }
 
 void Receiver::Grant(Posted* posted) {
@@ -82,18 +70,18 @@ void Receiver::PostRecv(const MessageInfo& info, MutableBytes buffer, uint64_t t
   posted->token = token;
   posted_[token] = std::move(owned);
 
-  if (Early* early = FirstUnexpected(info.tag)) {
-    EraseFrom(&unexpected_, info.tag, early);
-    const bool same = Matches(posted, early->info);
+  withdrawn_.Take(info.tag);
+  if (Early* early = unexpected_.Front(info.tag)) {
+    unexpected_.Remove(early);
     if (early->is_request) {
-      if (same) {
+      if (MatchesRequest(posted, early->info)) {
         posted->requested = true;
         Grant(posted);
       }
       early_.erase(early->self);
       return;
     }
-    if (!same) {
+    if (!Matches(posted, early->info)) {
       early->dropped = true;
     } else {
       early->posted = posted;
@@ -102,7 +90,7 @@ void Receiver::PostRecv(const MessageInfo& info, MutableBytes buffer, uint64_t t
     if (early->any_received && early->received_bytes == early->info.size_bytes) FinishEager(early);
     return;
   }
-  by_tag_[info.tag].push_back(posted);
+  by_tag_.Add(posted);
   // A small message may be on its way eagerly, so that one is granted only when asked for.
   if (static_cast<int64_t>(info.size_bytes) > config_.eager_max_bytes) Grant(posted);
 }
@@ -111,13 +99,19 @@ void Receiver::Cancel(uint64_t token) {
   const auto it = posted_.find(token);
   if (it == posted_.end()) return;
   Posted* posted = it->second.get();
-  EraseFrom(&by_tag_, posted->info.tag, posted);
-  if (posted->granted) by_receive_id_.erase(posted->receive_id);
   if (posted->early != nullptr) {
     posted->early->posted = nullptr;
     posted->early->dropped = true;
+  } else if (!posted->requested) {
+    withdrawn_.Add(posted->info.tag);
   }
-  posted_.erase(it);
+  Forget(posted);
+}
+
+void Receiver::Forget(Posted* posted) {
+  by_tag_.Remove(posted);
+  if (posted->granted) by_receive_id_.erase(posted->receive_id);
+  posted_.erase(posted->token);
 }
 
 void Receiver::FinishPosted(Posted* posted, const Status& status) {
@@ -127,9 +121,7 @@ void Receiver::FinishPosted(Posted* posted, const Status& status) {
   event.status = status;
   event.remote = posted->remote;
   events_->push_back(std::move(event));
-  EraseFrom(&by_tag_, posted->info.tag, posted);
-  if (posted->granted) by_receive_id_.erase(posted->receive_id);
-  posted_.erase(posted->token);
+  Forget(posted);
 }
 
 // ---- packets ----
@@ -137,6 +129,7 @@ void Receiver::FinishPosted(Posted* posted, const Status& status) {
 void Receiver::NoteArrival(const wire::Header& header) {
   ack_due_ = true;
   if (header.path >= echoes_.size()) return;
+  newest_path_ = static_cast<PathId>(header.path);
   wire::Echo& echo = echoes_[header.path];
   if (echo.packets == 0) {
     echo.path = header.path;
@@ -155,7 +148,8 @@ Status Receiver::OnPacket(const wire::Header& header, Bytes body, Bytes payload)
       return Status::Ok();
     case ReceiveWindow::Verdict::kDuplicate:
       ++stats_->duplicates;
-      NoteArrival(header);  // the ACK was lost: say it again
+      // The ACK was lost: say it again. Without an echo, because this datagram may have been under way for ever.
+      ack_due_ = true;
       return Status::Ok();
     case ReceiveWindow::Verdict::kNew:
       break;
@@ -204,14 +198,16 @@ Status Receiver::OnEager(const wire::Eager& eager, Bytes payload) {
   } else {
     early = NewEarly(FromWire(d), eager.message_id);
     by_message_id_[eager.message_id] = early;
-    if (Posted* posted = FirstUnbound(early->info.tag)) {
+    if (Posted* posted = by_tag_.Front(early->info.tag)) {
       if (Matches(posted, early->info)) {
-        EraseFrom(&by_tag_, posted->info.tag, posted);
+        by_tag_.Remove(posted);
         early->posted = posted;
         posted->early = early;
       } else {
         early->dropped = true;
       }
+    } else if (withdrawn_.Take(early->info.tag)) {
+      early->dropped = true;
     } else {
       const int64_t cost = static_cast<int64_t>(d.size_bytes) + kEagerOverheadBytes;
       buffered_bytes_ += cost;
@@ -222,7 +218,7 @@ Status Receiver::OnEager(const wire::Eager& eager, Bytes payload) {
                          std::to_string(config_.eager_buffer_bytes));
       }
       early->buffer.resize(d.size_bytes);
-      unexpected_[early->info.tag].push_back(early);
+      unexpected_.Add(early);
       ++stats_->unexpected_messages;
     }
   }
@@ -258,20 +254,18 @@ void Receiver::FinishEager(Early* early) {
 
 void Receiver::OnRequest(const wire::Request& request) {
   const MessageInfo info = FromWire(request.description);
-  const auto it = by_tag_.find(info.tag);
-  if (it != by_tag_.end()) {
-    for (Posted* posted : it->second) {
-      if (posted->requested) continue;
-      if (!Matches(posted, info)) return;
-      posted->requested = true;
-      if (!posted->granted) Grant(posted);
-      FinishIfWhole(posted);
-      return;
-    }
+  if (Posted* posted = by_tag_.Front(info.tag)) {
+    if (!MatchesRequest(posted, info)) return;
+    by_tag_.Remove(posted);
+    posted->requested = true;
+    if (!posted->granted) Grant(posted);
+    FinishIfWhole(posted);
+    return;
   }
+  if (withdrawn_.Take(info.tag)) return;
   Early* early = NewEarly(info, request.message_id);
   early->is_request = true;
-  unexpected_[info.tag].push_back(early);
+  unexpected_.Add(early);
   ++stats_->unexpected_messages;
 }
 
@@ -326,11 +320,11 @@ std::vector<MessageInfo> Receiver::Unexpected() const {
 
 void Receiver::Fail(const Status& status) {
   while (!posted_.empty()) FinishPosted(posted_.begin()->second.get(), status);
-  by_tag_.clear();
+  by_tag_.Clear();
   by_receive_id_.clear();
   early_.clear();
   by_message_id_.clear();
-  unexpected_.clear();
+  unexpected_.Clear();
   buffered_bytes_ = 0;
   ack_due_ = false;
 }

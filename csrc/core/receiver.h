@@ -9,17 +9,19 @@
 //                          when all bytes and the REQUEST are here, so that no REQUEST is left over.
 #pragma once
 
-#include <deque>
+#include <cstdint>
 #include <list>
 #include <memory>
-#include <string>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "csrc/core/connection.h"
 #include "csrc/core/message.h"
 #include "csrc/core/recovery/receive_window.h"
+#include "csrc/core/ring.h"
 #include "csrc/core/sender.h"
+#include "csrc/core/tag_table.h"
 #include "csrc/wire/packet.h"
 
 namespace uccl::core {
@@ -27,7 +29,7 @@ namespace uccl::core {
 class Receiver final {
  public:
   // Grants are sent through `sender`.
-  Receiver(const ConnectionConfig& config, Sender* sender, ConnectionStats* stats, std::deque<Event>* events);
+  Receiver(const ConnectionConfig& config, Sender* sender, ConnectionStats* stats, Ring<Event>* events);
 
   void PostRecv(const MessageInfo& info, MutableBytes buffer, uint64_t token);
   void Cancel(uint64_t token);
@@ -37,6 +39,8 @@ class Receiver final {
   Status OnPacket(const wire::Header& header, Bytes body, Bytes payload);
   // A packet that wants an ACK although it is not sequenced.
   void RequestAck(const wire::Header& header) { NoteArrival(header); }
+  // Of the newest packet: a path that works, so ACKs take it as well.
+  PathId newest_path() const { return newest_path_; }
 
   bool AckDue() const { return ack_due_; }
   // Encodes the ACK into `out` (wire::kMaxAckBytes long).
@@ -58,6 +62,7 @@ class Receiver final {
     uint64_t received_bytes = 0;
     Early* early = nullptr;   // the eager message it is bound to
     MessageInfo remote;       // as the sender describes it, once known
+    Posted* same_tag_next = nullptr;
   };
   // An eager message that is not finished, or a request without a receive.
   struct Early {
@@ -68,6 +73,7 @@ class Receiver final {
     uint64_t received_bytes = 0;
     bool any_received = false;
     Posted* posted = nullptr;
+    Early* same_tag_next = nullptr;
     std::list<Early>::iterator self;
     bool buffered = false;  // counted in buffered_bytes_
     bool dropped = false;   // its receive was withdrawn or did not match: bytes are counted, not kept
@@ -78,32 +84,36 @@ class Receiver final {
   Status OnData(const wire::Data& data, Bytes payload);
   void OnRequest(const wire::Request& request);
   Early* NewEarly(const MessageInfo& info, uint32_t message_id);
-  Posted* FirstUnbound(const MessageTag& tag);
-  Early* FirstUnexpected(const MessageTag& tag);
+  // Compares both descriptions. A mismatch ends the receive.
   bool Matches(Posted* posted, const MessageInfo& theirs);
+  // Of a request. The sender learns of a mismatch by comparing the grant.
+  bool MatchesRequest(Posted* posted, const MessageInfo& theirs);
   void Grant(Posted* posted);
   void FinishEager(Early* early);
   void FinishPosted(Posted* posted, const Status& status);
+  void Forget(Posted* posted);
   void FinishIfWhole(Posted* posted);
 
   const ConnectionConfig& config_;
   Sender* const sender_;
   ConnectionStats* const stats_;
-  std::deque<Event>* const events_;
+  Ring<Event>* const events_;
 
   ReceiveWindow window_;
   bool ack_due_ = false;
   std::vector<wire::Echo> echoes_;      // per path: since the last ACK that carried it
   std::vector<uint16_t> echo_paths_;    // those with packets > 0
+  PathId newest_path_{};
 
   std::unordered_map<uint64_t, std::unique_ptr<Posted>> posted_;  // by token
-  std::unordered_map<MessageTag, std::deque<Posted*>, MessageTagHash> by_tag_;  // not bound to a message yet
+  TagTable<Posted> by_tag_;  // not bound to a message yet
   std::unordered_map<uint32_t, Posted*> by_receive_id_;
   uint32_t next_receive_id_ = 0;
 
   std::list<Early> early_;  // in order of arrival
   std::unordered_map<uint32_t, Early*> by_message_id_;  // eager ones that are not whole
-  std::unordered_map<MessageTag, std::deque<Early*>, MessageTagHash> unexpected_;
+  TagTable<Early> unexpected_;
+  WithdrawnTags withdrawn_;  // of receives cancelled before anything came
   int64_t consumed_bytes_ = 0;   // reported in ACKs
   int64_t buffered_bytes_ = 0;
 };

@@ -1,5 +1,5 @@
+// Queues, acknowledgements, timeouts. See sender.h.
 #include "csrc/core/sender.h"
-
 
 #include <algorithm>
 #include <bit>
@@ -12,10 +12,6 @@ namespace {
 
 constexpr uint32_t kMaxBackoff = 16;      // doublings; max_rto cuts in long before
 constexpr size_t kPacketsPerTimeout = 2;  // sent again by a timeout; their ACKs reveal the other losses
-
-uint32_t ToMicros(Nanos time) {
-  return static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::microseconds>(time).count());
-}
 
 wire::Description ToWire(const MessageInfo& info) {
   return {info.tag.hi, info.tag.lo, info.digest, info.size_bytes, info.note};
@@ -42,17 +38,19 @@ Event SendDone(uint64_t token, Status status) {
 }  // namespace
 
 Sender::Sender(const ConnectionConfig& config, std::unique_ptr<CongestionController> controller,
-               std::unique_ptr<PathSelector> selector, ConnectionStats* stats, std::deque<Event>* events)
+               std::unique_ptr<PathSelector> selector, ConnectionStats* stats, Ring<Event>* events)
     : config_(config), controller_(std::move(controller)), selector_(std::move(selector)), stats_(stats),
       events_(events), ledger_(config.initial_send_psn), paths_(config.num_paths) {}
 
 OutMessage* Sender::NewMessage(wire::PacketType type) {
-  auto message = std::make_unique<OutMessage>();
-  message->type = type;
-  message->id = next_id_++;
-  OutMessage* raw = message.get();
-  messages_.emplace(raw->id, std::move(message));
-  return raw;
+  if (free_.empty()) {
+    pool_.push_back(std::make_unique<OutMessage>());
+    free_.push_back(pool_.back().get());
+  }
+  OutMessage* m = free_.back();
+  free_.pop_back();
+  m->type = type;
+  return m;
 }
 
 void Sender::Send(const MessageInfo& info, Bytes data, uint64_t token) {
@@ -70,6 +68,7 @@ void Sender::Send(const MessageInfo& info, Bytes data, uint64_t token) {
     events_->push_back(SendDone(token, Status::Ok()));
     return;
   }
+  withdrawn_.Take(info.tag);
   OutMessage* request = NewMessage(wire::PacketType::kRequest);
   request->info = info;
   request->number = next_number_++;
@@ -79,16 +78,13 @@ void Sender::Send(const MessageInfo& info, Bytes data, uint64_t token) {
   m->info = info;
   m->token = token;
   m->data = data;
-  by_token_[token] = m->id;
-  if (auto it = grants_.find(info.tag); it != grants_.end()) {
-    const Granted granted = it->second.front();
-    it->second.pop_front();
-    if (it->second.empty()) grants_.erase(it);
-    waiting_[info.tag].push_front(m);
+  by_token_[token] = m;
+  waiting_.Add(m);
+  if (const auto it = grants_.find(info.tag); it != grants_.end()) {
+    const Granted granted = it->second;
+    grants_.erase(it);
     OnGrant(granted.info, granted.receive_id);
-    return;
   }
-  waiting_[info.tag].push_back(m);
 }
 
 void Sender::SendControl(std::string control) {
@@ -107,14 +103,12 @@ void Sender::SendGrant(const MessageInfo& info, uint32_t receive_id) {
 }
 
 void Sender::OnGrant(const MessageInfo& theirs, uint32_t receive_id) {
-  const auto it = waiting_.find(theirs.tag);
-  if (it == waiting_.end()) {
-    grants_[theirs.tag].push_back({theirs, receive_id});
+  OutMessage* m = waiting_.Front(theirs.tag);
+  if (m == nullptr) {
+    if (!withdrawn_.Take(theirs.tag)) grants_.emplace(theirs.tag, Granted{theirs, receive_id});
     return;
   }
-  OutMessage* m = it->second.front();
-  it->second.pop_front();
-  if (it->second.empty()) waiting_.erase(it);
+  waiting_.Remove(m);
   if (theirs.digest != m->info.digest || theirs.size_bytes != m->info.size_bytes) {
     Event event;
     event.kind = EventKind::kMismatch;
@@ -122,7 +116,7 @@ void Sender::OnGrant(const MessageInfo& theirs, uint32_t receive_id) {
     event.remote = theirs;
     events_->push_back(std::move(event));
     by_token_.erase(m->token);
-    messages_.erase(m->id);
+    Forget(m);
     return;
   }
   m->number = receive_id;
@@ -132,27 +126,31 @@ void Sender::OnGrant(const MessageInfo& theirs, uint32_t receive_id) {
 void Sender::Cancel(uint64_t token) {
   const auto it = by_token_.find(token);
   if (it == by_token_.end()) return;
-  OutMessage* m = messages_.at(it->second).get();
+  OutMessage* m = it->second;
   by_token_.erase(it);
   m->withdrawn = true;
   m->data = {};
   m->all_sent = true;
-  if (const auto w = waiting_.find(m->info.tag); w != waiting_.end()) {
-    std::erase(w->second, m);
-    if (w->second.empty()) waiting_.erase(w);
-  }
-  std::erase(bulk_, m);
-  Release(m);
+  if (waiting_.Remove(m)) withdrawn_.Add(m->info.tag);
+  bulk_.EraseIf([m](const OutMessage* other) { return other == m; });
+  ReleaseIfDone(m);
 }
 
-// Forgets a message that no packet refers to any more and reports a large one as done.
-void Sender::Release(OutMessage* m) {
+void Sender::ReleaseIfDone(OutMessage* m) {
   if (!m->all_sent || m->unacked_packets > 0) return;
   if (m->type == wire::PacketType::kData && !m->withdrawn) {
     events_->push_back(SendDone(m->token, Status::Ok()));
     by_token_.erase(m->token);
   }
-  messages_.erase(m->id);
+  Forget(m);
+}
+
+void Sender::Forget(OutMessage* m) {
+  std::vector<std::byte> copy = std::move(m->copy);  // its memory serves the next eager message
+  copy.clear();
+  *m = OutMessage();
+  m->copy = std::move(copy);
+  free_.push_back(m);
 }
 
 bool Sender::MayTransmit() const {
@@ -176,20 +174,14 @@ uint64_t Sender::Packetise(OutMessage* m, size_t room) {
 
 std::optional<uint64_t> Sender::NextNewPacket() {
   if (ledger_.full()) return std::nullopt;
-  for (std::deque<OutMessage*>* queue : {&small_, &eager_, &bulk_}) {
+  for (Ring<OutMessage*>* queue : {&small_, &eager_, &bulk_}) {
     if (queue->empty()) continue;
     if (queue != &small_ && !MayTransmit()) return std::nullopt;
     OutMessage* m = queue->front();
-    queue->pop_front();
     const uint64_t psn = Packetise(m, config_.max_datagram_bytes - HeadBytes(m->type));
-    if (!m->all_sent) {
-      // An eager message is finished first; granted ones take turns.
-      if (queue == &bulk_) {
-        queue->push_back(m);
-      } else {
-        queue->push_front(m);
-      }
-    }
+    // An eager message is finished first; granted ones take turns.
+    if (m->all_sent || queue == &bulk_) queue->pop_front();
+    if (!m->all_sent && queue == &bulk_) queue->push_back(m);
     return psn;
   }
   return std::nullopt;
@@ -217,6 +209,7 @@ Datagram Sender::Transmit(Nanos now, uint64_t psn, std::span<std::byte> head) {
   packet.path = selector_->Select(paths_, again ? std::optional(packet.path) : std::nullopt);
   PathState& path = paths_[ToInt(packet.path)];
   packet.path_seq = path.next_seq++;
+  path.flights.push_back({psn, packet.path_seq});
   packet.sent = now;
   packet.state = SentState::kInFlight;
   ++packet.transmissions;
@@ -231,7 +224,7 @@ Datagram Sender::Transmit(Nanos now, uint64_t psn, std::span<std::byte> head) {
   header.path = ToInt(packet.path);
   header.key = config_.send_key;
   header.psn = static_cast<uint32_t>(psn);
-  header.timestamp = ToMicros(now);
+  header.timestamp = static_cast<uint32_t>(ToMicros(now));
   const size_t head_bytes = EncodePacket(packet, header, head, payload);
   ++stats_->packets_sent;
   stats_->bytes_sent += head_bytes + payload.size();
@@ -275,7 +268,7 @@ void Sender::OnPacketAcked(SentPacket& packet, Nanos now, int64_t* acked_bytes) 
   OutMessage* m = packet.message;
   packet.message = nullptr;
   --m->unacked_packets;
-  Release(m);
+  ReleaseIfDone(m);
 }
 
 bool Sender::OnAck(Nanos now, const wire::Ack& ack) {
@@ -294,12 +287,13 @@ bool Sender::OnAck(Nanos now, const wire::Ack& ack) {
     const wire::Echo& echo = ack.echoes[i];
     if (echo.path >= paths_.size()) continue;
     // Modulo 2^32 microseconds; a sample beyond half of that is nonsense from a confused peer.
-    const auto micros = static_cast<int32_t>(ToMicros(now) - echo.timestamp);
+    const auto micros = static_cast<int32_t>(static_cast<uint32_t>(ToMicros(now)) - echo.timestamp);
     if (micros < 0) continue;
-    const Nanos rtt = std::chrono::microseconds(micros);
     PathState& path = paths_[echo.path];
+    path.newest_acked_sent = std::max(path.newest_acked_sent, now - FromMicros(micros));
+    // A longer one says no more, and may come from a datagram that somebody kept and replayed.
+    const Nanos rtt = std::min(FromMicros(micros), config_.max_rto);
     path.rtt.Sample(rtt);
-    path.newest_acked_sent = std::max(path.newest_acked_sent, now - rtt);
     rtt_.Sample(rtt);
     sample.path = static_cast<PathId>(echo.path);
     sample.rtt = rtt;
@@ -308,7 +302,6 @@ bool Sender::OnAck(Nanos now, const wire::Ack& ack) {
   const auto acknowledge = [&](uint64_t psn) {
     SentPacket& packet = ledger_.at(psn);
     if (packet.state == SentState::kAcked) return;
-    highest_acked_end_ = std::max(highest_acked_end_, psn + 1);
     OnPacketAcked(packet, now, &sample.acked_bytes);
   };
   for (uint64_t psn = ledger_.base(); psn < next; ++psn) acknowledge(psn);
@@ -319,17 +312,19 @@ bool Sender::OnAck(Nanos now, const wire::Ack& ack) {
     }
   }
   ledger_.Trim();
-  if (sample.acked_bytes == 0) return false;
-  backoff_ = 0;
-  timer_start_ = now;
-  sample.inflight_bytes = inflight_bytes_;
-  controller_->OnAck(sample);
-
+  const bool progress = sample.acked_bytes > 0;
+  if (progress) {
+    backoff_ = 0;
+    timer_start_ = now;
+    sample.inflight_bytes = inflight_bytes_;
+    controller_->OnAck(sample);
+  }
+  // Also without progress: the echo of a probe tells that what went before it is late.
   newly_lost_.clear();
-  DetectLosses(ledger_, paths_, std::min(highest_acked_end_, ledger_.next()), &newly_lost_);
+  DetectLosses(ledger_, paths_, rtt_.Rto(config_.min_rto, config_.max_rto), &newly_lost_);
   stats_->retransmits_fast += newly_lost_.size();
   for (uint64_t psn : newly_lost_) MarkLost(now, psn);
-  return true;
+  return progress;
 }
 
 void Sender::MarkLost(Nanos now, uint64_t psn) {
@@ -369,16 +364,18 @@ void Sender::OnTimeout(Nanos now) {
 }
 
 void Sender::Fail(const Status& status) {
-  for (const auto& [token, id] : by_token_) events_->push_back(SendDone(token, status));
+  for (const auto& [token, message] : by_token_) events_->push_back(SendDone(token, status));
   by_token_.clear();
   small_.clear();
   eager_.clear();
   bulk_.clear();
-  waiting_.clear();
+  waiting_.Clear();
   grants_.clear();
   lost_.clear();
   ledger_ = SentLedger(config_.initial_send_psn);
-  messages_.clear();
+  for (PathState& path : paths_) path.flights.clear();
+  free_.clear();
+  pool_.clear();
   inflight_bytes_ = 0;
 }
 

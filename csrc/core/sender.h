@@ -8,9 +8,10 @@
 // A withdrawn message's packets are sent as SKIP when they have to be repeated.
 #pragma once
 
-#include <deque>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -21,7 +22,9 @@
 #include "csrc/core/path/path.h"
 #include "csrc/core/path/path_selector.h"
 #include "csrc/core/recovery/sent_ledger.h"
+#include "csrc/core/ring.h"
 #include "csrc/core/rtt_estimator.h"
+#include "csrc/core/tag_table.h"
 #include "csrc/wire/packet.h"
 
 namespace uccl::core {
@@ -32,7 +35,6 @@ inline constexpr int64_t kEagerOverheadBytes = 128;
 // Something to deliver: a message, or one of the small packets that arrange it.
 struct OutMessage {
   wire::PacketType type{};  // kEager, kRequest, kGrant, kData or kControl
-  uint64_t id = 0;          // in this sender
   MessageInfo info;         // not of kControl
   uint32_t number = 0;      // message_id (kEager, kRequest) or receive_id (kGrant, kData)
   Bytes data;               // payload
@@ -42,12 +44,13 @@ struct OutMessage {
   uint64_t unacked_packets = 0;
   bool all_sent = false;
   bool withdrawn = false;
+  OutMessage* same_tag_next = nullptr;  // of TagTable
 };
 
 class Sender final {
  public:
   Sender(const ConnectionConfig& config, std::unique_ptr<CongestionController> controller,
-         std::unique_ptr<PathSelector> selector, ConnectionStats* stats, std::deque<Event>* events);
+         std::unique_ptr<PathSelector> selector, ConnectionStats* stats, Ring<Event>* events);
 
   void Send(const MessageInfo& info, Bytes data, uint64_t token);
   void SendControl(std::string control);
@@ -78,36 +81,38 @@ class Sender final {
   size_t EncodePacket(const SentPacket& packet, wire::Header header, std::span<std::byte> head, Bytes payload) const;
   void OnPacketAcked(SentPacket& packet, Nanos now, int64_t* acked_bytes);
   void MarkLost(Nanos now, uint64_t psn);
-  void Release(OutMessage* message);
+  // Forgets a message that no packet refers to any more and reports a large one as done.
+  void ReleaseIfDone(OutMessage* message);
+  void Forget(OutMessage* message);
   Nanos Rto() const;
 
   const ConnectionConfig& config_;
   std::unique_ptr<CongestionController> controller_;
   std::unique_ptr<PathSelector> selector_;
   ConnectionStats* const stats_;
-  std::deque<Event>* const events_;
+  Ring<Event>* const events_;
 
-  std::unordered_map<uint64_t, std::unique_ptr<OutMessage>> messages_;
-  std::unordered_map<uint64_t, uint64_t> by_token_;  // large messages that are not finished
-  uint64_t next_id_ = 1;
+  std::vector<std::unique_ptr<OutMessage>> pool_;  // all that were ever needed at once
+  std::vector<OutMessage*> free_;
+  std::unordered_map<uint64_t, OutMessage*> by_token_;  // large messages that are not finished
   uint32_t next_number_ = 0;
-  std::deque<OutMessage*> small_;  // requests, grants, control: before all else, not held back by the window
-  std::deque<OutMessage*> eager_;
-  std::deque<OutMessage*> bulk_;   // granted, taking turns
-  std::unordered_map<MessageTag, std::deque<OutMessage*>, MessageTagHash> waiting_;  // for a grant
+  Ring<OutMessage*> small_;  // requests, grants, control: before all else, not held back by the window
+  Ring<OutMessage*> eager_;
+  Ring<OutMessage*> bulk_;   // granted, taking turns
+  TagTable<OutMessage> waiting_;  // for a grant
   struct Granted {
     MessageInfo info;
     uint32_t receive_id = 0;
   };
-  std::unordered_map<MessageTag, std::deque<Granted>, MessageTagHash> grants_;  // for a message
+  std::unordered_multimap<MessageTag, Granted, MessageTagHash> grants_;  // for a message
+  WithdrawnTags withdrawn_;  // of sends cancelled while they waited: their grants are void
 
   SentLedger ledger_;
   std::vector<PathState> paths_;
   RttEstimator rtt_;  // of all paths together
-  std::deque<uint64_t> lost_;  // to send again; entries acknowledged meanwhile are skipped
+  Ring<uint64_t> lost_;  // to send again; entries acknowledged meanwhile are skipped
   std::vector<uint64_t> newly_lost_;  // scratch of OnAck
   int64_t inflight_bytes_ = 0;
-  uint64_t highest_acked_end_ = 0;  // one past the highest acknowledged PSN
   uint32_t backoff_ = 0;
   Nanos timer_start_{0};  // the timeout counts from here: last transmission of something or last progress
   int64_t eager_sent_bytes_ = 0, eager_consumed_bytes_ = 0;

@@ -154,6 +154,11 @@ def new_ordinal(ctx: Any) -> int:
     return int(ctx.module_context.new_channel())
 
 
+def is_constant_shape(shape: Sequence[Any]) -> bool:
+    """False when jax.export left dimensions symbolic."""
+    return bool(_core.is_constant_shape(tuple(shape)))
+
+
 def row_major(rank: int) -> tuple[int, ...]:
     """The layout XLA calls descending: minor to major, last axis minor."""
     return tuple(range(rank - 1, -1, -1))

@@ -11,6 +11,7 @@ Nothing here starts processes or reads pipes; that is `launch_supervisor.py`.
 from __future__ import annotations
 
 import os
+import select
 import time
 from typing import Protocol
 
@@ -115,8 +116,7 @@ class Console:
         """Width that a rank may use on the terminal, or None where there is none."""
         for stream in (STDOUT, STDERR):
             if self._terminals[stream]:
-                columns = os.get_terminal_size(stream).columns
-                return max(20, columns - len(self._prefixes[-1])) if columns else None
+                return max(20, _width(stream) - len(self._prefixes[-1]))
         return None
 
     def _print(self, rank: int, stream: int, lines: list[bytes]) -> None:
@@ -144,8 +144,7 @@ class Console:
             stream, text = status
             # A status that wraps could not be erased, so it is cut at the width of the terminal.
             shown = (self._prefixes[0] + text).decode(errors="replace")
-            shown = shown[: max(1, os.get_terminal_size(stream).columns - 1)]
-            _write_all(stream, b"\r" + shown.encode())
+            _write_all(stream, b"\r" + shown[: _width(stream) - 1].encode())
 
     def _erase_status(self) -> None:
         if self._status is not None:
@@ -158,7 +157,15 @@ class Console:
         self._draw_status(status)
 
 
+def _width(terminal: int) -> int:
+    """Columns of a terminal; some do not say and report 0."""
+    return os.get_terminal_size(terminal).columns or 80
+
+
 def _write_all(stream: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(stream, view) :]
+        try:
+            view = view[os.write(stream, view) :]
+        except BlockingIOError:  # Whoever shares the stream has made it non-blocking.
+            select.select([], [stream], [])

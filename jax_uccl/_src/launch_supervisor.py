@@ -9,7 +9,7 @@ A job ends in one of these ways; `Outcome.exit_code` says which:
        |----timeout----------------> USR2 . dump . TERM . grace . KILL -> DONE, 124
        '----reader of output gone--> TERM . grace . KILL ----------> DONE, 141
 
-SIGUSR2 makes `launch_child.py` dump its Python stacks. The first cause wins; a second SIGINT kills
+SIGUSR2 makes `launch_child.py` dump its Python stacks. The first cause wins; a second signal kills
 at once. Against the death of the launcher itself stand the parent-death signal (in the child) and
 the guard process (`launch_guard.py`). Needs POSIX. Single-threaded: the parent-death signal is tied
 to the thread that starts a process, so `run_job` is called from a thread that outlives the job.
@@ -166,7 +166,7 @@ class _Supervisor:
         """Passes a signal on at once, even where the loop is stuck writing to a slow reader.
 
         Interrupts the loop between any two of its instructions, so it changes nothing but the two
-        fields that exist for it; `_take_signal` does the rest. A second SIGINT kills.
+        fields that exist for it; `_take_signal` does the rest. A second signal kills.
         """
         del frame
         is_second = self._received is not None

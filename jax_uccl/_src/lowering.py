@@ -35,6 +35,15 @@ def describe(op: str, aval: Any, names: Sequence[Any]) -> str:
     return f"{op} {aval.dtype}[{shape}] axis=({','.join(str(n) for n in names)})"
 
 
+def check_shape(aval: Any, op: str, names: Sequence[Any]) -> None:
+    """Refuses symbolic dimensions: XLA cannot work out a custom call's shapes inside a manual region."""
+    if not compat.is_constant_shape(aval.shape):
+        raise UnsupportedError(
+            f"{describe(op, aval, names)}: symbolic dimensions are not supported; export once for "
+            "each shape"
+        )
+
+
 def _member_groups(
     axis_context: Any, names: Sequence[Any], groups: AxisGroups | None
 ) -> np.ndarray:
@@ -163,11 +172,20 @@ def pass_through(ctx: Any, operand: Any, ordered: bool) -> list[Any]:
     return [operand]
 
 
-def reshape(value: Any, shape: Sequence[int]) -> Any:
-    """stablehlo.reshape, or the value itself where the shape is already right."""
-    if list(value.type.shape) == list(shape):
-        return value
-    kind = compat.ir.RankedTensorType.get(list(shape), value.type.element_type)
+def split_dim(value: Any, axis: int, count: int) -> Any:
+    """[..., d, ...] -> [..., count, d / count, ...]."""
+    dims = list(value.type.shape)
+    return _reshape(value, [*dims[:axis], count, dims[axis] // count, *dims[axis + 1 :]])
+
+
+def merge_dims(value: Any, axis: int) -> Any:
+    """[..., d, e, ...] -> [..., d * e, ...] for an axis and the next."""
+    dims = list(value.type.shape)
+    return _reshape(value, [*dims[:axis], dims[axis] * dims[axis + 1], *dims[axis + 2 :]])
+
+
+def _reshape(value: Any, dims: Sequence[int]) -> Any:
+    kind = compat.ir.RankedTensorType.get(list(dims), value.type.element_type)
     return compat.hlo.reshape(kind, value)
 
 

@@ -303,13 +303,15 @@ def _lower(
     ordered: bool,
 ) -> Any:
     (aval,) = ctx.avals_in
+    name = "psum" if op == "sum" else f"all_reduce_{op}"
+    lowering.check_shape(aval, name, axis_name)
     if axes.group_size(axis_name, axis_index_groups) == 1 or 0 in aval.shape:
         return lowering.pass_through(ctx, x, ordered)
     out = lowering.emit_collective(
         ctx,
         ffi_targets.ALL_REDUCE,
         lowering.to_bytes(x, aval.dtype),
-        op="psum" if op == "sum" else f"all_reduce_{op}",
+        op=name,
         names=axis_name,
         axis_index_groups=axis_index_groups,
         ordered=ordered,

@@ -166,32 +166,27 @@ def _lower(
     ordered: bool,
 ) -> Any:
     size = axes.group_size(axis_name, axis_index_groups)
-    if size == 1 or 0 in ctx.avals_in[0].shape:
-        shaped = lowering.reshape(x, _physical_shape(ctx.avals_out[0], x))
-        return lowering.pass_through(ctx, shaped, ordered)
-    shape = list(x.type.shape)  # a PRNG key's physical axes come last and take part in nothing
-    part = shape[split_axis] // size
-    dtype = ctx.avals_in[0].dtype
-    rows = lowering.to_bytes(x, dtype)
-    rows = lowering.reshape(rows, shape[:split_axis] + [size, part] + shape[split_axis + 1 :])
-    rows = lowering.move_axis(rows, split_axis, 0)
-    out = lowering.emit_collective(
-        ctx,
-        ffi_targets.ALL_TO_ALL,
-        rows,
-        op="all_to_all",
-        names=axis_name,
-        axis_index_groups=axis_index_groups,
-        ordered=ordered,
-        params=(split_axis, concat_axis),
-    )
-    out = lowering.move_axis(out, 0, concat_axis)
-    out = lowering.reshape(out, _physical_shape(ctx.avals_out[0], x))
-    return [lowering.from_bytes(out, dtype, x.type.element_type)]
-
-
-def _physical_shape(aval: Any, x: Any) -> list[int]:
-    return [*aval.shape, *x.type.shape[len(aval.shape) :]]
+    (aval,) = ctx.avals_in
+    lowering.check_shape(aval, "all_to_all", axis_name)
+    if size == 1:
+        return lowering.pass_through(ctx, x, ordered)
+    rows = lowering.to_bytes(x, aval.dtype)
+    rows = lowering.move_axis(lowering.split_dim(rows, split_axis, size), split_axis, 0)
+    if 0 in aval.shape:
+        (out,) = lowering.pass_through(ctx, rows, ordered)
+    else:
+        out = lowering.emit_collective(
+            ctx,
+            ffi_targets.ALL_TO_ALL,
+            rows,
+            op="all_to_all",
+            names=axis_name,
+            axis_index_groups=axis_index_groups,
+            ordered=ordered,
+            params=(split_axis, concat_axis),
+        )
+    out = lowering.merge_dims(lowering.move_axis(out, 0, concat_axis), concat_axis)
+    return [lowering.from_bytes(out, aval.dtype, x.type.element_type)]
 
 
 def _batch(
