@@ -12,8 +12,11 @@ from jax_uccl._src.collectives.all_reduce import all_reduce as all_reduce
 from jax_uccl._src.collectives.all_reduce import psum as psum
 from jax_uccl._src.collectives.all_to_all import all_to_all as all_to_all
 from jax_uccl._src.comm import init as init
+from jax_uccl._src.comm import is_initialized as is_initialized
+from jax_uccl._src.comm import last_error as last_error
 from jax_uccl._src.comm import shutdown as shutdown
 from jax_uccl._src.comm import stats as stats
+from jax_uccl._src.comm import status as status
 from jax_uccl._src.config import Config as Config
 from jax_uccl._src.errors import CommAbortedError as CommAbortedError
 from jax_uccl._src.errors import NicError as NicError

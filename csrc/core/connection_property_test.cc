@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <iostream>
 #include <map>
 #include <memory>
 #include <sstream>
@@ -20,6 +21,7 @@
 #include "csrc/core/testing/messages.h"
 #include "csrc/core/testing/random.h"
 #include "csrc/core/testing/simulation.h"
+#include "csrc/wire/packet.h"
 
 namespace uccl::core {
 namespace {
@@ -47,15 +49,23 @@ struct Transfer {
   uint64_t token = 0;  // on both sides
   bool send_cancelled = false, recv_cancelled = false;
   bool send_done = false, recv_done = false;
-  bool recv_posted = false;
   bool ends_by_cancel = false;  // one side gives up, so the other does too
+};
+
+// What the schedules of one run reached together. A generator that no longer reaches something would leave the test
+// green and blind.
+struct Coverage {
+  uint64_t packets = 0, payload_bytes = 0, dropped = 0, duplicated = 0, corrupted = 0;
+  uint64_t retransmits_fast = 0, retransmits_timeout = 0, spurious = 0, duplicates = 0, bad_checksum = 0;
+  uint64_t timeouts = 0, probes = 0, unexpected = 0;
+  uint64_t eager_without_credit = 0, cut_short = 0, complete_before_cancel = 0, complete = 0, skips = 0;
 };
 
 class Schedule final {
  public:
   explicit Schedule(uint64_t seed) : random_(seed), config_(MakeConfig()), sim_(config_, seed ^ 0xabcdef) {
     MakeFaults();
-    const uint64_t count = random_.Between(1, 16);
+    const uint64_t count = random_.Magnitude(1, 64);
     size_t budget = MaxTotalBytes();
     for (uint64_t i = 0; i < count; ++i) {
       const size_t size = std::min<size_t>(budget, MessageSize());
@@ -65,6 +75,10 @@ class Schedule final {
     MakeControls();
     sim_.set_on_event([this](int end, const Event& event) { OnEvent(end, event); });
     sim_.set_on_instant([this] { CheckBounds(); });
+    sim_.network.set_filter([this](int, PathId, Bytes header, Bytes) {
+      skips_ += header[1] == static_cast<std::byte>(wire::PacketType::kSkip);
+      return true;
+    });
   }
 
   // Returns what went wrong, or nothing.
@@ -78,6 +92,33 @@ class Schedule final {
     if (!fault_.empty()) return fault_;
     CheckEnd();
     return fault_;
+  }
+
+  void AddTo(Coverage* c) const {
+    const testing::NetworkStats& network = sim_.network.stats();
+    c->dropped += network.dropped;
+    c->duplicated += network.duplicated;
+    c->corrupted += network.corrupted;
+    for (int i : {0, 1}) {
+      const ConnectionStats stats = sim_.end(i).stats();
+      c->packets += stats.packets_sent;
+      c->payload_bytes += stats.payload_bytes_received;
+      c->retransmits_fast += stats.retransmits_fast;
+      c->retransmits_timeout += stats.retransmits_timeout;
+      c->spurious += stats.spurious_retransmits;
+      c->duplicates += stats.duplicates;
+      c->bad_checksum += stats.bad_checksum;
+      c->timeouts += stats.timeouts;
+      c->probes += stats.probes;
+      c->unexpected += stats.unexpected_messages;
+    }
+    for (const auto& t : transfers_) {
+      c->complete += t->send_done && t->recv_done && !t->ends_by_cancel;
+      c->complete_before_cancel += t->ends_by_cancel && t->recv_done;
+      c->cut_short += t->ends_by_cancel && !t->recv_done;
+    }
+    c->eager_without_credit += eager_without_credit_;
+    c->skips += skips_;
   }
 
   std::string Describe() const {
@@ -118,7 +159,7 @@ class Schedule final {
   }
 
   // A window of a packet moves one per round trip: less traffic keeps a schedule short.
-  size_t MaxTotalBytes() const { return config_.window_bytes < 10'000 ? 30'000 : 600'000; }
+  size_t MaxTotalBytes() const { return config_.window_bytes < 10'000 ? 60'000 : 2'000'000; }
 
   void MakeFaults() {
     faults_end_ = sim_.now() + FromMicros(static_cast<int64_t>(random_.Magnitude(1000, 1'000'000)));
@@ -162,7 +203,7 @@ class Schedule final {
       case 2: return eager + 1;
       case 3: return random_.Below(eager + 1);
       case 4: return random_.Between(0, 3) * config_.max_datagram_bytes + random_.Below(200);
-      case 5: return random_.Magnitude(1, 300'000);
+      case 5: return random_.Magnitude(1000, 400'000);
       case 6: return random_.Below(60'000);
       default: return random_.Below(3000);
     }
@@ -187,10 +228,8 @@ class Schedule final {
     const Nanos recv_at = random_.Chance(0.1) ? faults_end_ + FromMillis(20) : RandomTime();
     sim_.At(send_at, [this, t] {
       sim_.end(t->from).Send(sim_.now(), t->info, t->source, t->token);
-      // Nobody promised to keep the memory of an eager message; whether it was one shows in its event.
     });
     sim_.At(recv_at, [this, t] {
-      t->recv_posted = true;
       // The two ends do not describe it alike in the note.
       MessageInfo info = t->info;
       info.note.fill(std::byte{0x55});
@@ -244,6 +283,9 @@ class Schedule final {
         if (t->send_done || t->send_cancelled) return Fault("kSendDone twice or after the cancel");
         if (!event.status.ok()) return Fault("kSendDone: " + event.status.ToString());
         t->send_done = true;
+        // Small messages are done at once unless there is no credit.
+        const bool small = static_cast<int64_t>(t->info.size_bytes) <= config_.eager_max_bytes;
+        if (small && t->recv_done) ++eager_without_credit_;
         std::ranges::fill(t->source, std::byte{0xdd});  // the buffer is the application's again
         return;
       }
@@ -322,6 +364,7 @@ class Schedule final {
   std::map<uint64_t, Transfer*> by_token_;
   std::map<std::pair<int, std::string>, int> controls_;  // by receiving end; each text is used once
   std::string fault_;
+  uint64_t eager_without_credit_ = 0, skips_ = 0;
 };
 
 TEST(ConnectionProperty, RandomFaultSchedules) {
@@ -331,13 +374,35 @@ TEST(ConnectionProperty, RandomFaultSchedules) {
     count = 1;
   }
   int failures = 0;
+  Coverage c;
   for (uint64_t seed = first; seed < first + count && failures < 5; ++seed) {
     Schedule schedule(seed);
     const std::string fault = schedule.Run();
+    schedule.AddTo(&c);
     if (fault.empty()) continue;
     ++failures;
     ADD_FAILURE() << "UCCL_SIM_SEED=" << seed << ": " << fault << "\n  " << schedule.Describe();
   }
+  std::cout << count << " schedules: " << c.packets << " packets, " << c.payload_bytes << " bytes placed, " << c.dropped
+            << " dropped, " << c.duplicated << " duplicated, " << c.corrupted << " corrupted; sent again "
+            << c.retransmits_fast << " (fast) " << c.retransmits_timeout << " (timeout), spurious " << c.spurious
+            << "; messages " << c.complete << " complete, " << c.cut_short << " cut short, " << c.complete_before_cancel
+            << " cancelled too late, " << c.unexpected << " before their receive, " << c.eager_without_credit
+            << " small ones without credit; " << c.skips << " skips, " << c.probes << " probes\n";
+  if (count < 1000) return;
+  EXPECT_GT(c.dropped, count);
+  EXPECT_GT(c.duplicates, count);
+  EXPECT_GT(c.bad_checksum, count / 10);
+  EXPECT_GT(c.retransmits_fast, count);
+  EXPECT_GT(c.retransmits_timeout, count);
+  EXPECT_GT(c.spurious, count / 10);
+  EXPECT_GT(c.unexpected, count);
+  EXPECT_GT(c.complete, count * 4);
+  EXPECT_GT(c.cut_short, count / 10);
+  EXPECT_GT(c.complete_before_cancel, count / 10);
+  EXPECT_GT(c.eager_without_credit, count / 10);
+  EXPECT_GT(c.skips, count / 100);
+  EXPECT_GT(c.probes, count / 100);
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 // not).
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 
 namespace uccl::core::testing {
@@ -23,9 +25,9 @@ class Random final {
   bool Chance(double probability) { return Unit() < probability; }
   // Every order of magnitude in [low, high] is equally likely; low is at least 1.
   uint64_t Magnitude(uint64_t low, uint64_t high) {
-    uint64_t top = low;
-    while (top < high && Chance(0.8)) top *= 2;
-    return Between(low, top < high ? top : high);
+    const uint64_t ratio_bits = static_cast<uint64_t>(std::bit_width(high / low));
+    const uint64_t bottom = low << Below(ratio_bits);
+    return Between(bottom, std::min(high, bottom * 2));
   }
 
  private:

@@ -57,12 +57,13 @@ def psum(
     Cost: at most two steps; each member sends about twice its bytes.
 
     Example:
-      >>> import jax, jax.numpy as jnp, jax_uccl
-      >>> from jax.sharding import PartitionSpec as P
-      >>> mesh = jax.make_mesh((jax.device_count(),), ("x",))
+      >>> import jax, numpy as np, jax_uccl
+      >>> from jax.sharding import Mesh, PartitionSpec as P
+      >>> mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
       >>> f = lambda a: jax_uccl.psum(a, "x")
-      >>> y = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P()))(
-      ...     jnp.ones(jax.device_count()))
+      >>> y = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P()))(np.arange(2))
+      >>> int(y[0])
+      1
     """
     return _reduce_tree(x, axis_name, "sum", axis_index_groups, "psum")
 
@@ -98,12 +99,13 @@ def all_reduce(
     Cost: as for `psum`.
 
     Example:
-      >>> import jax, jax.numpy as jnp, jax_uccl
-      >>> from jax.sharding import PartitionSpec as P
-      >>> mesh = jax.make_mesh((jax.device_count(),), ("x",))
+      >>> import jax, numpy as np, jax_uccl
+      >>> from jax.sharding import Mesh, PartitionSpec as P
+      >>> mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
       >>> f = lambda a: jax_uccl.all_reduce(a, "x", op="max")
-      >>> y = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P()))(
-      ...     jnp.ones(jax.device_count()))
+      >>> y = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P()))(np.arange(2))
+      >>> int(y[0])
+      1
     """
     if op not in _OPS:
         raise UcclValueError(f"all_reduce: op={op!r} is not one of {', '.join(_OPS)}")
@@ -336,7 +338,7 @@ def _reduce_local(x: Any, op: str, over: tuple[int, ...]) -> Any:
 def _reduce_same(x: Any, op: str, count: int) -> Any:
     """The reduction of `count` equal values."""
     if op == "sum":
-        return x * np.array(count, x.dtype)
+        return x * jnp.asarray(count).astype(x.dtype)  # wraps where the count does not fit
     return lax.integer_pow(x, count) if op == "prod" else x
 
 

@@ -59,13 +59,13 @@ def all_to_all(
     Cost: one step; each member sends (n-1)/n of its bytes.
 
     Example:
-      >>> import jax, jax.numpy as jnp, jax_uccl
-      >>> from jax.sharding import PartitionSpec as P
-      >>> mesh = jax.make_mesh((jax.device_count(),), ("x",))
-      >>> f = lambda a: jax_uccl.all_to_all(a, "x", 1, 0, tiled=True)
-      >>> n = jax.device_count()
-      >>> y = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P(None, "x")))(
-      ...     jnp.zeros((n, n)))
+      >>> import jax, numpy as np, jax_uccl
+      >>> from jax.sharding import Mesh, PartitionSpec as P
+      >>> mesh = Mesh(np.array(jax.devices()), ("x",))
+      >>> swap = lambda a: jax_uccl.all_to_all(a, "x", split_axis=1, concat_axis=0, tiled=True)
+      >>> f = jax.jit(jax.shard_map(swap, mesh=mesh, in_specs=P("x"), out_specs=P(None, "x")))
+      >>> f(np.eye(jax.device_count())).sharding.spec
+      P(None, 'x')
     """
     names = axes.as_names(axis_name)
     axes.check_bound(names, "all_to_all")
