@@ -196,13 +196,9 @@ class MoELanguageModel(nnx.Module):
             [Block(config, collectives, axis_name, rngs=rngs) for _ in range(config.layers)]
         )
         self.norm = nnx.RMSNorm(config.width, rngs=rngs)
-        self.to_logits = nnx.Linear(
-            config.width,
-            config.vocabulary,
-            use_bias=False,
-            kernel_init=nnx.initializers.normal(0.02),  # All bytes equally likely at first.
-            rngs=rngs,
-        )
+        # The usual initial scale makes the first losses worse than chance (6.2 against 5.5), but
+        # the run better: 1.60 after 300 steps, against 1.76 with a standard deviation of 0.02.
+        self.to_logits = nnx.Linear(config.width, config.vocabulary, use_bias=False, rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns logits, and per sequence the balance loss and dropped fraction, layer means."""

@@ -1,12 +1,8 @@
-"""Start-up and end of the runtime: records in the key-value store, states, and interpreter exit."""
+"""Start-up and end of the runtime: records in the key-value store, and states. test_exit.py has whole processes."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import socket
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -469,105 +465,3 @@ def test_ensure_started_new_job_without_shutdown_raises(native, job):
     job.job = job.job._replace(client=FakeStore())
     with pytest.raises(UcclValueError, match="shutdown"):
         comm.ensure_started()
-
-
-# --- whole processes --------------------------------------------------------------------------------
-
-
-def run_python(code, *args, env=None, timeout=120):
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        **(env or {}),
-    }
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *args],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def finish(process, timeout=120):
-    try:
-        output, _ = process.communicate(timeout=timeout)
-    finally:
-        process.kill()
-    return process.returncode, output
-
-
-_PROGRAM = """
-import sys, jax, numpy as np, jax_uccl
-from jax import lax
-from jax.sharding import PartitionSpec as P
-def program(f, devices):
-    mesh = jax.sharding.Mesh(np.array(devices), ("x",))
-    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False))
-"""
-
-
-def test_exit_with_an_operation_that_never_completes():
-    # Device 1 takes the other branch, so device 0 waits for ever.
-    code = _PROGRAM + (
-        "f = lambda x: lax.cond(lax.axis_index('x') == 0, lambda v: jax_uccl.psum(v, 'x'), lambda v: v, x)\n"
-        "y = program(f, jax.devices())(np.ones(2, np.float32))\n"
-        "while not jax_uccl._src.comm.status(): pass\n"
-        "print('dispatched')\n"
-    )
-    rc, output = finish(run_python(code, env={"JAX_UCCL_SHUTDOWN_TIMEOUT_MS": "100"}))
-    assert rc == 0, output
-    assert "dispatched" in output
-
-
-def test_exit_ends_the_runtime_before_jax():
-    code = _PROGRAM + (
-        "import jax._src.xla_bridge as xb\n"
-        "from jax_uccl._src import comm\n"
-        "y = program(lambda x: jax_uccl.psum(x, 'x'), jax.devices())(np.ones(2, np.float32))\n"
-        "real = comm.shutdown\n"
-        "def shutdown():\n"
-        "    print('backend alive:', xb.backends_are_initialized())\n"
-        "    real()\n"
-        "comm.shutdown = shutdown\n"
-    )
-    rc, output = finish(run_python(code))
-    assert rc == 0, output
-    assert "backend alive: True" in output
-
-
-def test_import_and_init_create_no_backend():
-    code = (
-        "import jax_uccl, jax._src.xla_bridge as xb\n"
-        "jax_uccl.init(); jax_uccl.stats(); jax_uccl.shutdown()\n"
-        "print('backend:', xb.backends_are_initialized())\n"
-    )
-    rc, output = finish(run_python(code))
-    assert (rc, output) == (0, "backend: False\n")
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def test_two_processes_start_end_and_start_again():
-    code = _PROGRAM + (
-        "jax.distributed.initialize(f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]))\n"
-        "for round in range(2):\n"
-        "    jax_uccl.init(op_timeout_ms=60000)\n"
-        "    f = program(lambda x: jax_uccl.psum(x, 'x'), jax.devices())\n"
-        "    x = jax.make_array_from_callback((4,), jax.sharding.NamedSharding(\n"
-        "        jax.sharding.Mesh(np.array(jax.devices()), ('x',)), P('x')),\n"
-        "        lambda i: np.arange(4, dtype=np.float32)[i])\n"
-        "    print('sum', [float(s.data[0]) for s in f(x).addressable_shards])\n"
-        "    assert list(jax_uccl.stats()['peers']) == [1 - int(sys.argv[2])]\n"
-        "    jax_uccl.shutdown()\n"
-    )
-    port = str(free_port())
-    processes = [run_python(code, port, str(p)) for p in range(2)]
-    for process in processes:
-        rc, output = finish(process)
-        assert rc == 0, output
-        assert output.count("sum [6.0, 6.0]") == 2, output

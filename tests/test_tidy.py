@@ -31,13 +31,13 @@ POLICY_FOLDERS = ("csrc/core/cc", "csrc/core/path", "csrc/core/recovery")
 
 PURE_ROOMS = ("csrc/wire", "csrc/core")
 IMPURE_HEADERS = {
-    "atomic", "chrono", "condition_variable", "ctime", "fstream", "future", "iostream", "mutex",
+    "atomic", "condition_variable", "ctime", "fstream", "future", "iostream", "mutex",
     "semaphore", "shared_mutex", "stop_token", "thread", "time.h", "poll.h", "pthread.h", "netdb.h",
     "unistd.h", "random",
 }  # fmt: skip
 IMPURE_HEADER_FOLDERS = ("sys/", "netinet/", "arpa/", "linux/", "net/")
 IMPURE_CALLS = (
-    r"std::chrono\b", r"\bclock_gettime\s*\(", r"\bgettimeofday\s*\(", r"(?<![\w.>:])time\s*\(",
+    r"(?:system|steady|high_resolution)_clock\b", r"\bclock_gettime\s*\(", r"\bgettimeofday\s*\(", r"(?<![\w.>:])time\s*\(",
     r"\bgetenv\s*\(", r"std::(?:jthread|thread|mutex|lock_guard|unique_lock|atomic)\b",
     r"std::(?:cout|cerr|clog)\b", r"\b(?:usleep|nanosleep|sleep)\s*\(", r"::(?:socket|sendto|recvfrom)\s*\(",
 )  # fmt: skip

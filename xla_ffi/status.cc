@@ -1,3 +1,4 @@
+// One status line, with the XLA code of its row in csrc/base/status_codes.inc.
 #include "xla_ffi/status.h"
 
 namespace uccl::xla_ffi {

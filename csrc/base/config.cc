@@ -1,5 +1,5 @@
-// Settings from names and environment variables to a checked struct. The environment comes in as a map, so
-// that reading it is the caller's single act and tests need no real one.
+// Settings from names and environment variables to a checked struct. The environment comes in as a
+// map, so that reading it is the caller's single act and tests need no real one.
 #include "csrc/base/config.h"
 
 #include <algorithm>
@@ -22,21 +22,23 @@ std::string Given(const ConfigRow& row, const std::string& value, bool from_envi
   return text;
 }
 
-Status ParseInt(const ConfigRow& row, const std::string& value, bool from_environment, int64_t* out) {
+Status ParseInt(const ConfigRow& row, const std::string& value, bool from_environment,
+                int64_t* out) {
   int64_t parsed = 0;
   const char* end = value.data() + value.size();
   const auto [stop, error] = std::from_chars(value.data(), end, parsed);
-  const bool out_of_range = error == std::errc::result_out_of_range ||
-                            (error == std::errc() && stop == end && (parsed < row.min || parsed > row.max));
+  const bool out_of_range =
+      error == std::errc::result_out_of_range ||
+      (error == std::errc() && stop == end && (parsed < row.min || parsed > row.max));
   if (!out_of_range && (error != std::errc() || stop != end)) {
-    return Status::Error(StatusCode::kInvalidArgument, Given(row, value, from_environment) +
-                                                           " is not a number; give " + Range(row) +
-                                                           " or leave it out for " + row.default_value);
+    return Status::Error(StatusCode::kInvalidArgument,
+                         Given(row, value, from_environment) + " is not a number; give " +
+                             Range(row) + " or leave it out for " + row.default_value);
   }
   if (out_of_range) {
-    return Status::Error(StatusCode::kInvalidArgument, Given(row, value, from_environment) +
-                                                           " is outside its range; give " + Range(row) +
-                                                           " or leave it out for " + row.default_value);
+    return Status::Error(StatusCode::kInvalidArgument,
+                         Given(row, value, from_environment) + " is outside its range; give " +
+                             Range(row) + " or leave it out for " + row.default_value);
   }
   *out = parsed;
   return Status::Ok();
@@ -83,14 +85,15 @@ Result<Config> MakeConfig(const std::map<std::string, std::string>& settings,
     const bool known =
         std::any_of(rows.begin(), rows.end(), [&](const ConfigRow& r) { return r.name == name; });
     if (!known) {
-      return Status::Error(StatusCode::kInvalidArgument, "unknown setting \"" + name + "\" (value \"" +
-                                                             value + "\"); known are " + KnownNames());
+      return Status::Error(
+          StatusCode::kInvalidArgument,
+          "unknown setting \"" + name + "\" (value \"" + value + "\"); known are " + KnownNames());
     }
   }
   Config config;
   size_t index = 0;
-  // An environment variable that is set but empty counts as not set: `VAR= cmd` is how shells clear one.
-  // `settings` may hold an empty string on purpose (address="" means: find it).
+  // An environment variable that is set but empty counts as not set: `VAR= cmd` is how shells clear
+  // one. `settings` may hold an empty string on purpose (address="" means: find it).
   const auto find = [&](const ConfigRow& row, bool* from_environment) -> const std::string* {
     if (auto it = settings.find(row.name); it != settings.end()) {
       *from_environment = false;
@@ -103,14 +106,14 @@ Result<Config> MakeConfig(const std::map<std::string, std::string>& settings,
     return nullptr;
   };
   bool from_environment = false;
-#define UCCL_CONFIG_INT(name, env, def, min, max, unit, help)                                  \
-  if (const std::string* text = find(rows[index], &from_environment)) {                        \
-    Status status = ParseInt(rows[index], *text, from_environment, &config.name);              \
-    if (!status.ok()) return status;                                                           \
-  }                                                                                            \
+#define UCCL_CONFIG_INT(name, env, def, min, max, unit, help)                     \
+  if (const std::string* text = find(rows[index], &from_environment)) {           \
+    Status status = ParseInt(rows[index], *text, from_environment, &config.name); \
+    if (!status.ok()) return status;                                              \
+  }                                                                               \
   ++index;
-#define UCCL_CONFIG_STR(name, env, def, help)                                                  \
-  if (const std::string* text = find(rows[index], &from_environment)) config.name = *text;     \
+#define UCCL_CONFIG_STR(name, env, def, help)                                              \
+  if (const std::string* text = find(rows[index], &from_environment)) config.name = *text; \
   ++index;
 #include "csrc/base/config_table.inc"
 #undef UCCL_CONFIG_INT

@@ -1,4 +1,5 @@
-// Tests of csrc/base/config.h: every row of the table, the order of sources, the words of the errors.
+// Tests of csrc/base/config.h: every row of the table, the order of sources, the words of the
+// errors.
 #include "csrc/base/config.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +12,9 @@ namespace {
 
 using Map = std::map<std::string, std::string>;
 
-bool Contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool Contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 std::string ErrorOf(const Map& settings, const Map& environment = {}) {
   Result<Config> r = MakeConfig(settings, environment);

@@ -1,14 +1,14 @@
 // Mixing hash over words and bytes, for matching keys, connection keys and digests.
 //
-// The value depends only on what is fed in and in which order: bytes are gathered little-endian by shifts, so
-// machines of either endianness and any compiler agree. The hash must therefore never change between two
-// processes of one job; `hash_test.cc` pins known values. It separates honest inputs, it is not a defence
-// against somebody who searches for collisions.
+// The value depends only on what is fed in and in which order: bytes are gathered little-endian by
+// shifts, so machines of either endianness and any compiler agree. The hash must therefore never
+// change between two processes of one job; `hash_test.cc` pins known values. It separates honest
+// inputs, it is not a defence against somebody who searches for collisions.
 //
-// Construction: two 64-bit lanes. Each word goes through the SplitMix64 finaliser (Steele, Lea, Flood,
-// "Fast splittable pseudorandom number generators", OOPSLA'14 section 3) in both lanes, with different
-// odd multipliers and a cross feed, so a collision must happen in 128 bits of state at once. Every text or
-// byte string is preceded by its length, so ("ab", "c") and ("a", "bc") differ.
+// Construction: two 64-bit lanes. Each word goes through the SplitMix64 finaliser (Steele, Lea,
+// Flood, "Fast splittable pseudorandom number generators", OOPSLA'14 section 3) in both lanes, with
+// different odd multipliers and a cross feed, so a collision must happen in 128 bits of state at
+// once. Every text or byte string is preceded by its length, so ("ab", "c") and ("a", "bc") differ.
 #pragma once
 
 #include <cstddef>

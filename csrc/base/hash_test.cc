@@ -1,4 +1,5 @@
-// Tests of csrc/base/hash.h: pinned values (the hash is part of what processes agree on), framing, mixing.
+// Tests of csrc/base/hash.h: pinned values (the hash is part of what processes agree on), framing,
+// mixing.
 #include "csrc/base/hash.h"
 
 #include <gtest/gtest.h>
@@ -14,11 +15,13 @@ namespace uccl {
 namespace {
 
 TEST(Hash, KnownValues) {
-  // Changing these breaks agreement between processes of different builds; bump the wire version with them.
+  // Changing these breaks agreement between processes of different builds; bump the wire version
+  // with them.
   EXPECT_EQ(Mix64(1), 0x5692161d100b05e5ull);
   EXPECT_EQ(Hasher().Finish64(), 0xbe3f206cfa2bf2f4ull);
   EXPECT_EQ(HashWords({1, 2, 3}), 0x62a7a0cf7366bcb4ull);
-  EXPECT_EQ(Hasher().Text("all_to_all").Finish128(), (Hash128{0xa5b0655f3cc0f68eull, 0xc89b0d82bad2e678ull}));
+  EXPECT_EQ(Hasher().Text("all_to_all").Finish128(),
+            (Hash128{0xa5b0655f3cc0f68eull, 0xc89b0d82bad2e678ull}));
 }
 
 TEST(Hash, IsUsableAtCompileTime) {
@@ -30,7 +33,8 @@ TEST(Hash, StringsAreFramed) {
   EXPECT_NE(Hasher().Text("ab").Text("c").Finish128(), Hasher().Text("a").Text("bc").Finish128());
   EXPECT_NE(Hasher().Text("").Finish128(), Hasher().Finish128());
   EXPECT_NE(Hasher().Text(std::string(1, '\0')).Finish128(), Hasher().Text("").Finish128());
-  EXPECT_NE(Hasher().Text(std::string(8, '\0')).Finish128(), Hasher().Text(std::string(9, '\0')).Finish128());
+  EXPECT_NE(Hasher().Text(std::string(8, '\0')).Finish128(),
+            Hasher().Text(std::string(9, '\0')).Finish128());
 }
 
 TEST(Hash, DataEqualsTextOfTheSameBytes) {
@@ -60,8 +64,9 @@ TEST(Hash, SmallInputsDoNotCollide) {
 }
 
 TEST(Hash, EveryInputBitMovesAboutHalfOfTheOutput) {
-  // Averaged over 256 words, each of the 64 input bits must flip 128-bit outputs by 64 +- 3 bits: five
-  // standard deviations of the mean (sqrt(128)/2/16 = 0.35) leave room, a lazy mix does not pass.
+  // Averaged over 256 words, each of the 64 input bits must flip 128-bit outputs by 64 +- 3 bits:
+  // five standard deviations of the mean (sqrt(128)/2/16 = 0.35) leave room, a lazy mix does not
+  // pass.
   for (int bit = 0; bit < 64; ++bit) {
     int flips = 0;
     for (uint64_t i = 0; i < 256; ++i) {

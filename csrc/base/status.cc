@@ -1,5 +1,6 @@
-// The one-line text form of a Status. jax_uccl/_src/errors.py parses it back, so the form is a contract:
-// `uccl.<Name>` then ` key=value` for every known field in a fixed order, then `: detail`.
+// The one-line text form of a Status. jax_uccl/_src/errors.py parses it back, so the form is a
+// contract: `uccl.<Name>` then ` key=value` for every known field in a fixed order, then `:
+// detail`.
 #include "csrc/base/status.h"
 
 #include <cctype>
@@ -8,10 +9,12 @@
 namespace uccl {
 namespace {
 
-// True for what may stand without quotes: nothing that a reader could take for the end of the value.
+// True for what may stand without quotes: nothing that a reader could take for the end of the
+// value.
 bool IsPlain(std::string_view text) {
   for (char c : text) {
-    const bool word = std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '.';
+    const bool word =
+        std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '.';
     if (!word) return false;
   }
   return !text.empty();

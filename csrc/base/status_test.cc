@@ -56,10 +56,10 @@ TEST(Status, ToString_StaysOnOneLine) {
 TEST(Status, CodeName_EveryRowHasItsOwn) {
   std::set<std::string> names = {StatusCodeName(StatusCode::kOk)};
   size_t rows = 1;
-#define UCCL_STATUS(enumerator, name, ffi_code, python, meaning)  \
-  EXPECT_STREQ(StatusCodeName(StatusCode::enumerator), name);     \
-  EXPECT_STREQ("k" name, #enumerator);                            \
-  names.insert(name);                                             \
+#define UCCL_STATUS(enumerator, name, ffi_code, python, meaning) \
+  EXPECT_STREQ(StatusCodeName(StatusCode::enumerator), name);    \
+  EXPECT_STREQ("k" name, #enumerator);                           \
+  names.insert(name);                                            \
   ++rows;
 #include "csrc/base/status_codes.inc"
 #undef UCCL_STATUS

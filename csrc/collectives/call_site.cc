@@ -1,3 +1,5 @@
+// Attributes are checked once, when an executable is made; seats and schedules are found on first use.
+// Parsing of attributes, seats of devices, and the caches of a call site.
 #include "csrc/collectives/call_site.h"
 
 #include <algorithm>
@@ -53,8 +55,8 @@ Result<CallSite::Seat> CallSite::SeatOf(int64_t device, int64_t partition,
   const std::vector<int64_t>& ids = own_table ? spec_.devices : defaults.ids;
   const std::vector<int64_t>& processes = own_table ? spec_.processes : defaults.processes;
   if (ids.empty()) {
-    return Invalid(spec_, "the module does not name its devices (it was exported) and the device list is "
-                          "not known yet; call jax_uccl.init() before running it");
+    return Invalid(spec_, "the module does not name its devices (it was exported, or lowered for an AbstractMesh) "
+                          "and the device list is not known yet; call jax_uccl.init() before running it");
   }
   const auto at = std::find(ids.begin(), ids.end(), device);
   if (at == ids.end()) {
@@ -62,10 +64,12 @@ Result<CallSite::Seat> CallSite::SeatOf(int64_t device, int64_t partition,
   }
   const int64_t mine = at - ids.begin();
   if (!own_table && partition != mine) {
-    return Invalid(spec_, "an exported module ran on device " + std::to_string(device) + " as partition " +
-                              std::to_string(partition) + ", but that is device number " +
-                              std::to_string(mine) +
-                              " of jax.devices(); call exported modules over a mesh in jax.devices() order");
+    return Invalid(spec_, "a module that does not name its devices (it was exported, or lowered for an "
+                          "AbstractMesh) ran on device " +
+                              std::to_string(device) + " as partition " + std::to_string(partition) +
+                              ", but that is device number " + std::to_string(mine) +
+                              " of jax.devices(); run it over a mesh in jax.devices() order, or lower it under "
+                              "jax.set_mesh(mesh)");
   }
   const auto where = std::find(spec_.groups.begin(), spec_.groups.end(), mine);
   if (where == spec_.groups.end()) {

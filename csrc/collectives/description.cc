@@ -1,3 +1,4 @@
+// The note's layout is part of the wire format: 32 bytes, little-endian, pinned by description_test.cc.
 #include "csrc/collectives/description.h"
 
 #include "csrc/base/hash.h"

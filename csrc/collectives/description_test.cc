@@ -26,7 +26,7 @@ OpDescription Example() {
 
 TEST(OpDescription, Encode_GoldenBytes) {
   const std::array<uint8_t, 32> want = {
-      2,    2 + 10, 1,    2,    4,    0,    0,    0,     // kind dtype reduction dims group
+      2,    12, 1,    2,    4,    0,    0,    0,     // kind dtype reduction dims group
       0,    4,      0,    0,    0,    0,    0,    0,     // elements
       0x08, 0x07,   0x06, 0x05, 0x04, 0x03, 0x02, 0x01,  // position
       0xfc, 0xfd,   0xfe, 0xff, 9,    0,    0,    0};    // run launch

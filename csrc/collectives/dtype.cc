@@ -1,3 +1,4 @@
+// The tables behind the element types and reductions.
 #include "csrc/collectives/dtype.h"
 
 #include <array>

@@ -1,3 +1,4 @@
+// Numbers instances, executions and iterations; the argument why they agree is in docs/matching.md.
 #include "csrc/collectives/matching.h"
 
 #include "csrc/base/hash.h"

@@ -1,3 +1,4 @@
+// The state machine of operation.h. Under the mutex it only decides; copies, posts and reductions run outside.
 #include "csrc/collectives/operation.h"
 
 #include <algorithm>
@@ -366,6 +367,21 @@ void Operation::WithdrawIfQuiet(std::unique_lock<std::mutex>& lock, Thread threa
 bool Operation::over() const {
   std::lock_guard lock(mutex_);
   return over_;
+}
+
+bool Operation::failed() const {
+  std::lock_guard lock(mutex_);
+  return failed_;
+}
+
+bool Operation::Needs(ProcessId process) const {
+  std::lock_guard lock(mutex_);
+  for (uint32_t i = 0; i < transfers_.size(); ++i) {
+    bool is_send = false;
+    uint32_t stage = 0;
+    if (transfers_[i] != ItemState::kDone && TransferAt(i, &is_send, &stage).peer == process) return true;
+  }
+  return false;
 }
 
 Operation::Missing Operation::GetMissing() const {

@@ -89,6 +89,9 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   uint64_t seq() const { return seq_; }
   Nanos started() const { return started_; }
   bool over() const;
+  bool failed() const;
+  // Whether anything is still to be sent to that process or received from it. Once false, it stays so.
+  bool Needs(ProcessId process) const;
 
   static constexpr uint32_t kIndexBits = 24;
   uint64_t TokenOf(uint32_t index) const { return (id_ << kIndexBits) | index; }

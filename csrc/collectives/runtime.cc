@@ -1,3 +1,4 @@
+// Tables, failures and the watchdog of runtime.h. The abort message between processes is encoded here, too.
 #include "csrc/collectives/runtime.h"
 
 #include <pthread.h>
@@ -24,7 +25,6 @@ std::string JoinNumbers(const std::vector<int64_t>& numbers) {
 
 // The abort message: fields separated by the ASCII unit separator, the free text last.
 constexpr char kSeparator = '\x1f';
-constexpr size_t kMaxControlBytes = 512;
 
 std::string EncodeAbort(uint64_t comm_id, const Status& cause) {
   std::string s = "abort";
@@ -33,7 +33,7 @@ std::string EncodeAbort(uint64_t comm_id, const Status& cause) {
     s += kSeparator + std::to_string(field);
   }
   s += kSeparator + cause.detail;
-  if (s.size() > kMaxControlBytes) s.resize(kMaxControlBytes);
+  if (s.size() > engine::Engine::kMaxControlBytes) s.resize(engine::Engine::kMaxControlBytes);
   return s;
 }
 
@@ -332,18 +332,27 @@ void Runtime::OnOperationOver(Operation* op) {
   if (by_id_.empty()) changed_.notify_all();
 }
 
-void Runtime::AbortComm(uint64_t comm_id, const Status& cause, bool announce) {
+void Runtime::AbortComm(uint64_t comm_id, const Status& cause, bool announce, std::optional<ProcessId> lost) {
   std::vector<OpPtr> failed;
+  bool first = false;
+  {
+    std::lock_guard lock(mutex_);
+    CommState& state = comms_[comm_id];
+    first = state.aborted.ok();
+    if (first) state.aborted = cause;  // nothing joins from now on
+    for (const auto& [id, op] : by_id_) {
+      if (op->comm().id == comm_id) failed.push_back(op);
+    }
+  }
+  std::erase_if(failed, [&](const OpPtr& op) { return op->failed() || (lost && !op->Needs(*lost)); });
+  // The others will miss the lost process themselves; they only need to hear of operations that they wait for.
+  if (failed.empty() && (lost || !first)) return;
+
   std::set<ProcessId> tell;
   std::shared_ptr<engine::Engine> engine;
   {
     std::lock_guard lock(mutex_);
-    CommState& state = comms_[comm_id];
-    if (!state.aborted.ok()) return;
-    state.aborted = cause;
-    for (const auto& [id, op] : by_id_) {
-      if (op->comm().id == comm_id) failed.push_back(op);
-    }
+    const CommState& state = comms_[comm_id];
     failed_count_ += failed.size();
     last_error_ = failed.empty() ? cause : failed[0]->Describe(cause, Now());
     if (announce && engine_ != nullptr && state.comm != nullptr) {
@@ -435,7 +444,7 @@ void Runtime::OnPeerLost(ProcessId peer, const Status& status) {
       if (state.comm != nullptr && HasProcess(*state.comm, peer)) ids.push_back(id);
     }
   }
-  for (uint64_t id : ids) AbortComm(id, cause, /*announce=*/true);
+  for (uint64_t id : ids) AbortComm(id, cause, /*announce=*/true, /*lost=*/peer);
 }
 
 std::vector<Runtime::OpPtr> Runtime::Operations() const {

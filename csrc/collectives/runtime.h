@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -59,7 +60,8 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   void FailStartup(const Status& cause);
   // Ends the epoch: waits up to `timeout` for operations in flight and for acknowledgements, aborts the rest.
   Status Shutdown(Nanos timeout);
-  // Fails every operation in flight and every later one of this epoch.
+  // Fails every operation in flight and every later one of this epoch, here and on the other members. The news may
+  // overtake data on its way to them.
   void Abort(const std::string& reason);
   void SetConfig(const Config& config);  // for processes that never Start; deadlines and sizes only
   void SetDefaultDevices(DeviceTable table);
@@ -96,8 +98,9 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   using OpPtr = std::shared_ptr<Operation>;
 
   Result<OpPtr> Join(const Call& call, const CallSite::Seat& seat, const ExecutionTable::Call& matched);
-  // `announce`: tell the other processes of the communicator.
-  void AbortComm(uint64_t comm_id, const Status& cause, bool announce);
+  // `announce`: tell the other processes of the communicator. With `lost`, operations that need nothing more of
+  // that process go on: it may have left because it had done its part.
+  void AbortComm(uint64_t comm_id, const Status& cause, bool announce, std::optional<ProcessId> lost = {});
   OpPtr FindByToken(uint64_t token, uint32_t* index) const;
   std::vector<OpPtr> Operations() const;
   Nanos Now() const;

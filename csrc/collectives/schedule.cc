@@ -1,3 +1,4 @@
+// Both schedules of schedule.h, from one view of who lives where.
 #include "csrc/collectives/schedule.h"
 
 #include <algorithm>

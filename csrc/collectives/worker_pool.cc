@@ -1,3 +1,4 @@
+// Growth and end of the threads of worker_pool.h.
 #include "csrc/collectives/worker_pool.h"
 
 #include <pthread.h>

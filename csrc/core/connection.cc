@@ -19,13 +19,14 @@ constexpr size_t kMaxControlBytes = 512;
 // A datagram must hold the largest control message, and an ACK with a bitmap worth having.
 constexpr size_t kMinDatagramBytes = wire::kHeaderBytes + kMaxControlBytes;
 constexpr Nanos kMaxProbeInterval = FromMillis(500);
-// Silence counts only when the peer was asked this often without an answer: a process that was itself stopped for
-// longer than peer_silence must not take the peer for dead when it wakes up.
+// Silence counts only when the peer was asked this often without an answer: a process that was
+// itself stopped for longer than peer_silence must not take the peer for dead when it wakes up.
 constexpr int kMinProbesUnanswered = 3;
 
 Status WrongSize(const MessageInfo& info, size_t buffer_bytes) {
-  return Status::Error(StatusCode::kInvalidArgument, "a message of " + std::to_string(info.size_bytes) +
-                                                         " bytes with a buffer of " + std::to_string(buffer_bytes));
+  return Status::Error(StatusCode::kInvalidArgument,
+                       "a message of " + std::to_string(info.size_bytes) +
+                           " bytes with a buffer of " + std::to_string(buffer_bytes));
 }
 
 }  // namespace
@@ -34,15 +35,16 @@ Status WrongSize(const MessageInfo& info, size_t buffer_bytes) {
 struct Connection::Impl {
   Impl(const ConnectionConfig& c, std::unique_ptr<CongestionController> controller,
        std::unique_ptr<PathSelector> selector)
-      : config(c), sender(config, std::move(controller), std::move(selector), &stats, &events),
+      : config(c),
+        sender(config, std::move(controller), std::move(selector), &stats, &events),
         receiver(config, &sender, &stats, &events) {}
 
   bool Waiting() const { return receiver.WaitingForData() || sender.WaitingForGrant(); }
   bool Expecting() const { return Waiting() || sender.Outstanding(); }
   Nanos ProbeInterval() const { return std::min(config.peer_silence / 8, kMaxProbeInterval); }
 
-  // Called after anything that may have begun or ended an expectation. Silence counts from the moment we began
-  // to expect something.
+  // Called after anything that may have begun or ended an expectation. Silence counts from the
+  // moment we began to expect something.
   void Watch(Nanos now) {
     const bool expecting = !failed && Expecting();
     if (expecting && !was_expecting) {
@@ -62,7 +64,8 @@ struct Connection::Impl {
   // Events of a withdrawn message that were not fetched yet.
   void DropEvents(uint64_t token) {
     events.EraseIf([token](const Event& event) {
-      return event.token == token && event.kind != EventKind::kControl && event.kind != EventKind::kFailed;
+      return event.token == token && event.kind != EventKind::kControl &&
+             event.kind != EventKind::kFailed;
     });
   }
 
@@ -111,10 +114,12 @@ Connection::~Connection() = default;
 Result<std::unique_ptr<Connection>> Connection::Make(const ConnectionConfig& config) {
   if (config.max_datagram_bytes < kMinDatagramBytes || config.max_datagram_bytes > UINT16_MAX) {
     return Status::Error(StatusCode::kInvalidArgument,
-                         "max_datagram_bytes is " + std::to_string(config.max_datagram_bytes) + ", must be " +
-                             std::to_string(kMinDatagramBytes) + " to " + std::to_string(UINT16_MAX));
+                         "max_datagram_bytes is " + std::to_string(config.max_datagram_bytes) +
+                             ", must be " + std::to_string(kMinDatagramBytes) + " to " +
+                             std::to_string(UINT16_MAX));
   }
-  if (config.num_paths == 0) return Status::Error(StatusCode::kInvalidArgument, "paths is 0, must be at least 1");
+  if (config.num_paths == 0)
+    return Status::Error(StatusCode::kInvalidArgument, "paths is 0, must be at least 1");
   CongestionParams params;
   params.window_bytes = config.window_bytes;
   params.mtu_bytes = static_cast<int64_t>(config.max_datagram_bytes);
@@ -123,7 +128,8 @@ Result<std::unique_ptr<Connection>> Connection::Make(const ConnectionConfig& con
   auto selector = MakePathSelector(config.path_policy, config.seed);
   if (!selector.ok()) return selector.status();
   std::unique_ptr<Connection> connection(new Connection);
-  connection->impl_ = std::make_unique<Impl>(config, std::move(controller.value()), std::move(selector.value()));
+  connection->impl_ =
+      std::make_unique<Impl>(config, std::move(controller.value()), std::move(selector.value()));
   return connection;
 }
 
@@ -169,9 +175,14 @@ void Connection::OnDatagram(Nanos now, PathId, Bytes datagram) {
   wire::Header header;
   Bytes body, payload;
   switch (wire::DecodeHeader(datagram, &header, &body, &payload)) {
-    case wire::DecodeError::kMalformed: ++stats.malformed; return;
-    case wire::DecodeError::kBadChecksum: ++stats.bad_checksum; return;
-    case wire::DecodeError::kNone: break;
+    case wire::DecodeError::kMalformed:
+      ++stats.malformed;
+      return;
+    case wire::DecodeError::kBadChecksum:
+      ++stats.bad_checksum;
+      return;
+    case wire::DecodeError::kNone:
+      break;
   }
   if (header.key != impl_->config.recv_key) {
     ++stats.wrong_key;
@@ -203,8 +214,9 @@ void Connection::OnTimeout(Nanos now) {
   if (!impl_->was_expecting) return;
   if (now >= impl_->SilenceEnd()) {
     const int64_t ms = ToMillis(now - impl_->last_heard);
-    impl_->Fail(Status::Error(StatusCode::kPeerLost,
-                              "nothing heard from the peer for " + std::to_string(ms) + " ms (peer_silence_ms)"));
+    impl_->Fail(Status::Error(
+        StatusCode::kPeerLost,
+        "nothing heard from the peer for " + std::to_string(ms) + " ms (peer_silence_ms)"));
     return;
   }
   if (now >= impl_->next_probe) {
@@ -258,7 +270,8 @@ std::optional<Event> Connection::PollEvent() {
 
 bool Connection::WaitingForPeer() const { return impl_->Waiting(); }
 bool Connection::Drained() const {
-  return !impl_->sender.Outstanding() && !impl_->sender.WaitingForGrant() && !impl_->receiver.AckDue();
+  return !impl_->sender.Outstanding() && !impl_->sender.WaitingForGrant() &&
+         !impl_->receiver.AckDue();
 }
 bool Connection::failed() const { return impl_->failed; }
 void Connection::Fail(const Status& status) { impl_->Fail(status); }

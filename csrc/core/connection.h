@@ -1,14 +1,16 @@
-// One reliable, multipath, message-oriented connection between two processes, as a sans-I/O state machine.
+// One reliable, multipath, message-oriented connection between two processes, as a sans-I/O state
+// machine.
 //
-// The connection only routes; the work is in sender, receiver, recovery/, path/ and cc/. It reads no clock,
-// owns no socket and takes no lock: whoever owns it (one engine thread, or a test) passes the time in.
+// The connection only routes; the work is in sender, receiver, recovery/, path/ and cc/. It reads
+// no clock, owns no socket and takes no lock: whoever owns it (one engine thread, or a test) passes
+// the time in.
 //
-// Life of a message. Sizes up to eager_max_bytes go at once, each packet self-describing, and are copied on
-// Send (kSendDone is immediate); the receiver keeps early ones in a buffer bounded by eager_buffer_bytes,
-// which is enforced by credit: a sender without credit falls back to the large protocol. Larger messages:
-// the sender sends REQUEST (describes the message), the receiver sends GRANT as soon as the receive is posted
-// (before or after the REQUEST), and the sender then writes straight into the posted buffer. Both control
-// packets are reliable like data.
+// Life of a message. Sizes up to eager_max_bytes go at once, each packet self-describing, and are
+// copied on Send (kSendDone is immediate); the receiver keeps early ones in a buffer bounded by
+// eager_buffer_bytes, which is enforced by credit: a sender without credit falls back to the large
+// protocol. Larger messages: the sender sends REQUEST (describes the message), the receiver sends
+// GRANT as soon as the receive is posted (before or after the REQUEST), and the sender then writes
+// straight into the posted buffer. Both control packets are reliable like data.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +32,8 @@ struct ConnectionConfig {
   uint32_t initial_send_psn = 0;
   uint32_t initial_recv_psn = 0;
   uint16_t num_paths = 1;
-  size_t max_datagram_bytes = 1200;  // header included, the smaller of both ends
-  int64_t eager_max_bytes = 16384;   // equal on both ends
+  size_t max_datagram_bytes = 1200;       // header included, the smaller of both ends
+  int64_t eager_max_bytes = 16384;        // equal on both ends
   int64_t eager_buffer_bytes = 16 << 20;  // what the peer keeps of ours
   int64_t window_bytes = 4 << 20;
   Nanos min_rto{10'000'000};
@@ -42,8 +44,8 @@ struct ConnectionConfig {
   uint64_t seed = 1;
 };
 
-// A datagram to transmit: header and payload are separate so that payload is sent from the user's buffer.
-// Both stay valid until the next call into the connection.
+// A datagram to transmit: header and payload are separate so that payload is sent from the user's
+// buffer. Both stay valid until the next call into the connection.
 struct Datagram {
   PathId path{};
   Bytes header;
@@ -68,16 +70,18 @@ class Connection final {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  // `data` must stay valid and unchanged until kSendDone, unless the message is eager (then it is copied).
-  // `token` comes back in the event; no two unfinished sends and receives may have the same. Any size, also 0.
+  // `data` must stay valid and unchanged until kSendDone, unless the message is eager (then it is
+  // copied). `token` comes back in the event; no two unfinished sends and receives may have the
+  // same. Any size, also 0.
   void Send(Nanos now, const MessageInfo& info, Bytes data, uint64_t token);
   // `buffer` (info.size_bytes long) is written until kRecvDone or CancelRecv.
   void PostRecv(Nanos now, const MessageInfo& info, MutableBytes buffer, uint64_t token);
-  // After these return the buffer is not touched again and no event with `token` follows. Packets of a
-  // cancelled send that are still owed to the peer travel without payload.
+  // After these return the buffer is not touched again and no event with `token` follows. Packets
+  // of a cancelled send that are still owed to the peer travel without payload.
   void CancelSend(Nanos now, uint64_t token);
   void CancelRecv(Nanos now, uint64_t token);
-  // A small reliable message (what is longer than 512 bytes is cut) delivered as kControl, at once and exactly once.
+  // A small reliable message (what is longer than 512 bytes is cut) delivered as kControl, at once
+  // and exactly once.
   void SendControl(Nanos now, std::string control);
 
   void OnDatagram(Nanos now, PathId path, Bytes datagram);
@@ -88,8 +92,8 @@ class Connection final {
   Nanos NextTimeout() const;
   std::optional<Event> PollEvent();
 
-  // While set, the peer is probed when silent, so that a dead peer is noticed although this side owes it
-  // nothing (it waits for the peer's data). Posted receives set it by themselves.
+  // While set, the peer is probed when silent, so that a dead peer is noticed although this side
+  // owes it nothing (it waits for the peer's data). Posted receives set it by themselves.
   bool WaitingForPeer() const;
   // True when every byte and control message handed in has been acknowledged, and so has what came.
   bool Drained() const;

@@ -1,7 +1,9 @@
-// Seeded fault schedules: random traffic between two connections over a network that misbehaves for a while and then
-// recovers. What must hold in every one:
-//   safety    each message once, byte for byte, nothing outside its buffer, nothing after a cancel; kRecvDone
-//             describes the message as its sender did; eager credit and window respected; no connection fails
+// Seeded fault schedules: random traffic between two connections over a network that misbehaves for
+// a while and then recovers. What must hold in every one:
+//   safety    each message once, byte for byte, nothing outside its buffer, nothing after a cancel;
+//   kRecvDone
+//             describes the message as its sender did; eager credit and window respected; no
+//             connection fails
 //   liveness  once the faults stop, everything that was not cancelled completes and both ends drain
 // UCCL_SIM_SEED=n replays one schedule, UCCL_SIM_SEEDS=n sets how many run.
 #include <gtest/gtest.h>
@@ -52,18 +54,21 @@ struct Transfer {
   bool ends_by_cancel = false;  // one side gives up, so the other does too
 };
 
-// What the schedules of one run reached together. A generator that no longer reaches something would leave the test
-// green and blind.
+// What the schedules of one run reached together. A generator that no longer reaches something
+// would leave the test green and blind.
 struct Coverage {
   uint64_t packets = 0, payload_bytes = 0, dropped = 0, duplicated = 0, corrupted = 0;
-  uint64_t retransmits_fast = 0, retransmits_timeout = 0, spurious = 0, duplicates = 0, bad_checksum = 0;
+  uint64_t retransmits_fast = 0, retransmits_timeout = 0, spurious = 0, duplicates = 0,
+           bad_checksum = 0;
   uint64_t timeouts = 0, probes = 0, unexpected = 0;
-  uint64_t eager_without_credit = 0, cut_short = 0, complete_before_cancel = 0, complete = 0, skips = 0;
+  uint64_t eager_without_credit = 0, cut_short = 0, complete_before_cancel = 0, complete = 0,
+           skips = 0;
 };
 
 class Schedule final {
  public:
-  explicit Schedule(uint64_t seed) : random_(seed), config_(MakeConfig()), sim_(config_, seed ^ 0xabcdef) {
+  explicit Schedule(uint64_t seed)
+      : random_(seed), config_(MakeConfig()), sim_(config_, seed ^ 0xabcdef) {
     MakeFaults();
     const uint64_t count = random_.Magnitude(1, 64);
     size_t budget = MaxTotalBytes();
@@ -84,7 +89,8 @@ class Schedule final {
   // Returns what went wrong, or nothing.
   std::string Run() {
     sim_.At(faults_end_, [this] { sim_.network.Heal(); });
-    const bool complete = sim_.RunUntil([this] { return !fault_.empty() || Complete(); }, kDeadline);
+    const bool complete =
+        sim_.RunUntil([this] { return !fault_.empty() || Complete(); }, kDeadline);
     if (!fault_.empty()) return fault_;
     if (!complete) return "not complete: " + Missing();
     // Whatever still travels must change nothing.
@@ -127,7 +133,8 @@ class Schedule final {
         << " window=" << config_.window_bytes << " eager_max=" << config_.eager_max_bytes
         << " eager_buffer=" << config_.eager_buffer_bytes << " policy=" << config_.path_policy
         << " psn=" << config_.initial_send_psn << "/" << config_.initial_recv_psn << " messages=";
-    for (const auto& t : transfers_) out << t->from << ":" << t->info.size_bytes << (t->ends_by_cancel ? "x " : " ");
+    for (const auto& t : transfers_)
+      out << t->from << ":" << t->info.size_bytes << (t->ends_by_cancel ? "x " : " ");
     return out.str();
   }
 
@@ -135,8 +142,9 @@ class Schedule final {
   static constexpr Nanos kDeadline = FromMillis(600'000);
 
   uint32_t InitialPsn() {
-    return OneOf<uint32_t>(&random_, {0, 1, 0xffff'ffff, static_cast<uint32_t>(-random_.Between(1, 300)),
-                                      static_cast<uint32_t>(random_.Next())});
+    return OneOf<uint32_t>(&random_,
+                           {0, 1, 0xffff'ffff, static_cast<uint32_t>(-random_.Between(1, 300)),
+                            static_cast<uint32_t>(random_.Next())});
   }
 
   ConnectionConfig MakeConfig() {
@@ -145,7 +153,8 @@ class Schedule final {
     c.recv_key = random_.Next();
     c.initial_send_psn = InitialPsn();
     c.initial_recv_psn = InitialPsn();
-    c.max_datagram_bytes = OneOf<size_t>(&random_, {540, random_.Between(541, 700), 1200, 1472, 9000, 32768});
+    c.max_datagram_bytes =
+        OneOf<size_t>(&random_, {540, random_.Between(541, 700), 1200, 1472, 9000, 32768});
     c.eager_max_bytes = OneOf<int64_t>(&random_, {0, 100, 1000, 16384});
     c.eager_buffer_bytes = OneOf<int64_t>(&random_, {0, 128, 300, 3000, 40'000, 1 << 20});
     c.window_bytes = OneOf<int64_t>(&random_, {1, 600, 5000, 40'000, 400'000, 4 << 20});
@@ -166,7 +175,8 @@ class Schedule final {
     const bool harsh = random_.Chance(0.2), calm = random_.Chance(0.1);
     sim_.network.ForEachLink([&](Link& link) {
       link.delay = FromMicros(static_cast<int64_t>(random_.Magnitude(1, 10'000)));
-      if (random_.Chance(0.5)) link.jitter = FromMicros(static_cast<int64_t>(random_.Magnitude(1, 5000)));
+      if (random_.Chance(0.5))
+        link.jitter = FromMicros(static_cast<int64_t>(random_.Magnitude(1, 5000)));
       if (calm) return;
       if (random_.Chance(0.6)) link.drop = random_.Unit() * (harsh ? 0.7 : 0.15);
       if (random_.Chance(0.4)) link.duplicate = random_.Unit() * (harsh ? 0.8 : 0.2);
@@ -184,28 +194,38 @@ class Schedule final {
           }
         }
       };
-      const Nanos begin = RandomTime(), end = begin + FromMillis(static_cast<int64_t>(random_.Between(1, 300)));
+      const Nanos begin = RandomTime(),
+                  end = begin + FromMillis(static_cast<int64_t>(random_.Between(1, 300)));
       sim_.At(begin, [set] { set(true); });
       sim_.At(end, [set] { set(false); });
     }
   }
 
   Nanos RandomTime() {
-    return random_.Chance(0.3) ? sim_.now()
-                               : sim_.now() + FromMicros(static_cast<int64_t>(random_.Magnitude(1, 200'000)));
+    return random_.Chance(0.3)
+               ? sim_.now()
+               : sim_.now() + FromMicros(static_cast<int64_t>(random_.Magnitude(1, 200'000)));
   }
 
   size_t MessageSize() {
     const auto eager = static_cast<size_t>(config_.eager_max_bytes);
     switch (random_.Below(8)) {
-      case 0: return OneOf<size_t>(&random_, {0, 1, 8});
-      case 1: return eager;
-      case 2: return eager + 1;
-      case 3: return random_.Below(eager + 1);
-      case 4: return random_.Between(0, 3) * config_.max_datagram_bytes + random_.Below(200);
-      case 5: return random_.Magnitude(1000, 400'000);
-      case 6: return random_.Below(60'000);
-      default: return random_.Below(3000);
+      case 0:
+        return OneOf<size_t>(&random_, {0, 1, 8});
+      case 1:
+        return eager;
+      case 2:
+        return eager + 1;
+      case 3:
+        return random_.Below(eager + 1);
+      case 4:
+        return random_.Between(0, 3) * config_.max_datagram_bytes + random_.Below(200);
+      case 5:
+        return random_.Magnitude(1000, 400'000);
+      case 6:
+        return random_.Below(60'000);
+      default:
+        return random_.Below(3000);
     }
   }
 
@@ -226,9 +246,8 @@ class Schedule final {
 
     const Nanos send_at = RandomTime();
     const Nanos recv_at = random_.Chance(0.1) ? faults_end_ + FromMillis(20) : RandomTime();
-    sim_.At(send_at, [this, t] {
-      sim_.end(t->from).Send(sim_.now(), t->info, t->source, t->token);
-    });
+    sim_.At(send_at,
+            [this, t] { sim_.end(t->from).Send(sim_.now(), t->info, t->source, t->token); });
     sim_.At(recv_at, [this, t] {
       // The two ends do not describe it alike in the note.
       MessageInfo info = t->info;
@@ -240,7 +259,8 @@ class Schedule final {
     t->ends_by_cancel = true;
     const bool sender_first = random_.Chance(0.5);
     const Nanos first = std::max(sender_first ? send_at : recv_at, RandomTime());
-    const Nanos second = std::max({first, send_at, recv_at}) + FromMicros(static_cast<int64_t>(random_.Below(50'000)));
+    const Nanos second = std::max({first, send_at, recv_at}) +
+                         FromMicros(static_cast<int64_t>(random_.Below(50'000)));
     sim_.At(first, [this, t, sender_first] { Cancel(t, sender_first); });
     sim_.At(second, [this, t, sender_first] { Cancel(t, !sender_first); });
   }
@@ -261,7 +281,8 @@ class Schedule final {
     const uint64_t count = random_.Below(6);
     for (uint64_t i = 0; i < count; ++i) {
       const int from = static_cast<int>(random_.Below(2));
-      const std::string text = std::to_string(i) + ":" + std::string(random_.Below(510), static_cast<char>('a' + i));
+      const std::string text =
+          std::to_string(i) + ":" + std::string(random_.Below(510), static_cast<char>('a' + i));
       ++controls_[{1 - from, text}];
       sim_.At(RandomTime(), [this, from, text] { sim_.end(from).SendControl(sim_.now(), text); });
     }
@@ -275,8 +296,10 @@ class Schedule final {
         controls_.erase(it);
         return;
       }
-      case EventKind::kMismatch: return Fault("mismatch");
-      case EventKind::kFailed: return Fault("failed: " + event.status.ToString());
+      case EventKind::kMismatch:
+        return Fault("mismatch");
+      case EventKind::kFailed:
+        return Fault("failed: " + event.status.ToString());
       case EventKind::kSendDone: {
         Transfer* t = by_token_.contains(event.token) ? by_token_[event.token] : nullptr;
         if (t == nullptr || t->from != end) return Fault("kSendDone with a token never given");
@@ -294,8 +317,10 @@ class Schedule final {
         if (t == nullptr || t->from == end) return Fault("kRecvDone with a token never given");
         if (t->recv_done || t->recv_cancelled) return Fault("kRecvDone twice or after the cancel");
         if (!event.status.ok()) return Fault("kRecvDone: " + event.status.ToString());
-        if (!testing::Same(event.remote, t->info)) return Fault("kRecvDone does not describe what was sent");
-        if (!t->target->Holds(t->contents)) return Fault("message " + std::to_string(event.token) + " is damaged");
+        if (!testing::Same(event.remote, t->info))
+          return Fault("kRecvDone does not describe what was sent");
+        if (!t->target->Holds(t->contents))
+          return Fault("message " + std::to_string(event.token) + " is damaged");
         t->recv_done = true;
         return;
       }
@@ -315,37 +340,45 @@ class Schedule final {
       if (stats.inflight_bytes < 0 || stats.inflight_bytes > limit) {
         Fault("in flight: " + std::to_string(stats.inflight_bytes));
       }
-      if (stats.malformed > 0 && sim_.network.stats().corrupted == 0) Fault("malformed packets without corruption");
+      if (stats.malformed > 0 && sim_.network.stats().corrupted == 0)
+        Fault("malformed packets without corruption");
       if (stats.wrong_key > 0) Fault("wrong key");
     }
   }
 
   bool Complete() const {
     for (const auto& t : transfers_) {
-      if (!(t->send_done || t->send_cancelled) || !(t->recv_done || t->recv_cancelled)) return false;
+      if (!(t->send_done || t->send_cancelled) || !(t->recv_done || t->recv_cancelled))
+        return false;
     }
-    return controls_.empty() && sim_.end(0).Drained() && sim_.end(1).Drained() && sim_.now() >= faults_end_;
+    return controls_.empty() && sim_.end(0).Drained() && sim_.end(1).Drained() &&
+           sim_.now() >= faults_end_;
   }
 
   std::string Missing() const {
     std::ostringstream out;
     for (const auto& t : transfers_) {
       const bool ok = (t->send_done || t->send_cancelled) && (t->recv_done || t->recv_cancelled);
-      if (!ok) out << "message " << t->token << " send_done=" << t->send_done << " recv_done=" << t->recv_done << "; ";
+      if (!ok)
+        out << "message " << t->token << " send_done=" << t->send_done
+            << " recv_done=" << t->recv_done << "; ";
     }
-    out << controls_.size() << " control messages; drained=" << sim_.end(0).Drained() << sim_.end(1).Drained();
+    out << controls_.size() << " control messages; drained=" << sim_.end(0).Drained()
+        << sim_.end(1).Drained();
     return out.str();
   }
 
   void CheckEnd() {
     for (const auto& t : transfers_) {
-      if (!t->target->GuardsIntact()) Fault("write outside the buffer of message " + std::to_string(t->token));
+      if (!t->target->GuardsIntact())
+        Fault("write outside the buffer of message " + std::to_string(t->token));
       if (t->recv_done && !t->target->Holds(t->contents)) Fault("write after kRecvDone");
       if (!t->recv_done && !t->target->IsClear()) Fault("write after the cancel");
     }
     for (int i : {0, 1}) {
       const ConnectionStats stats = sim_.end(i).stats();
-      if (stats.inflight_bytes != 0) Fault("in flight at the end: " + std::to_string(stats.inflight_bytes));
+      if (stats.inflight_bytes != 0)
+        Fault("in flight at the end: " + std::to_string(stats.inflight_bytes));
       if (stats.eager_bytes_buffered != 0) Fault("eager buffer not empty at the end");
       if (!sim_.end(i).Unexpected().empty()) Fault("unexpected messages at the end");
       if (sim_.end(i).WaitingForPeer()) Fault("waits for the peer at the end");
@@ -367,8 +400,15 @@ class Schedule final {
   uint64_t eager_without_credit_ = 0, skips_ = 0;
 };
 
+// Sanitizers cost a factor of ten or more.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr uint64_t kDefaultSchedules = 1000;
+#else
+constexpr uint64_t kDefaultSchedules = 10'000;
+#endif
+
 TEST(ConnectionProperty, RandomFaultSchedules) {
-  uint64_t first = 1, count = FromEnvironment("UCCL_SIM_SEEDS", 10'000);
+  uint64_t first = 1, count = FromEnvironment("UCCL_SIM_SEEDS", kDefaultSchedules);
   if (std::getenv("UCCL_SIM_SEED") != nullptr) {
     first = FromEnvironment("UCCL_SIM_SEED", 1);
     count = 1;
@@ -383,12 +423,14 @@ TEST(ConnectionProperty, RandomFaultSchedules) {
     ++failures;
     ADD_FAILURE() << "UCCL_SIM_SEED=" << seed << ": " << fault << "\n  " << schedule.Describe();
   }
-  std::cout << count << " schedules: " << c.packets << " packets, " << c.payload_bytes << " bytes placed, " << c.dropped
-            << " dropped, " << c.duplicated << " duplicated, " << c.corrupted << " corrupted; sent again "
-            << c.retransmits_fast << " (fast) " << c.retransmits_timeout << " (timeout), spurious " << c.spurious
-            << "; messages " << c.complete << " complete, " << c.cut_short << " cut short, " << c.complete_before_cancel
-            << " cancelled too late, " << c.unexpected << " before their receive, " << c.eager_without_credit
-            << " small ones without credit; " << c.skips << " skips, " << c.probes << " probes\n";
+  std::cout << count << " schedules: " << c.packets << " packets, " << c.payload_bytes
+            << " bytes placed, " << c.dropped << " dropped, " << c.duplicated << " duplicated, "
+            << c.corrupted << " corrupted; sent again " << c.retransmits_fast << " (fast) "
+            << c.retransmits_timeout << " (timeout), spurious " << c.spurious << "; messages "
+            << c.complete << " complete, " << c.cut_short << " cut short, "
+            << c.complete_before_cancel << " cancelled too late, " << c.unexpected
+            << " before their receive, " << c.eager_without_credit << " small ones without credit; "
+            << c.skips << " skips, " << c.probes << " probes\n";
   if (count < 1000) return;
   EXPECT_GT(c.dropped, count);
   EXPECT_GT(c.duplicates, count);

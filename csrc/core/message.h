@@ -11,20 +11,27 @@
 
 namespace uccl::core {
 
-// 128-bit name of a message, equal on both ends: a hash of the operation's matching key and of the part of
-// the operation. Messages with distinct tags never wait for each other. A tag names one message per direction at a
-// time: it may be used again when both ends are done with it, and never after a Cancel. (Were two messages with one
-// tag under way, packets that overtake each other could pair them either way.)
+// 128-bit name of a message, equal on both ends: a hash of the operation's matching key and of the
+// part of the operation. Messages with distinct tags never wait for each other. A tag names one
+// message per direction at a time: it may be used again when both ends are done with it, and never
+// after a Cancel. (Were two messages with one tag under way, packets that overtake each other could
+// pair them either way.)
 struct MessageTag {
   uint64_t hi = 0, lo = 0;
   bool operator==(const MessageTag&) const = default;
 };
 struct MessageTagHash {
-  size_t operator()(const MessageTag& t) const { return t.hi ^ (t.lo * 0x9e3779b97f4a7c15ull); }
+  // Mixes well (SplitMix64's finalizer), because a tag need not be a good hash itself.
+  size_t operator()(const MessageTag& t) const {
+    uint64_t z = t.hi * 0xbf58476d1ce4e5b9ull + t.lo;
+    z = (z ^ (z >> 31)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 29);
+  }
 };
 
-// Travels with the message. `digest` and the size must be equal on both ends, else the operation fails with
-// both sides shown and no byte is placed. `note` is opaque here (the collectives layer puts words in it).
+// Travels with the message. `digest` and the size must be equal on both ends, else the operation
+// fails with both sides shown and no byte is placed. `note` is opaque here (the collectives layer
+// puts words in it).
 struct MessageInfo {
   MessageTag tag;
   uint64_t digest = 0;
@@ -33,19 +40,20 @@ struct MessageInfo {
 };
 
 enum class EventKind : uint8_t {
-  kSendDone,    // the buffer of a send may be reused: every byte is acknowledged (or was copied)
-  kRecvDone,    // every byte is in place
-  kMismatch,    // token's receive (or send) met a message with another digest or size; `remote` is the other side
-  kControl,     // a control message arrived, `control` holds it
-  kFailed,      // the connection is dead, `status` says why; every outstanding token was reported first
+  kSendDone,  // the buffer of a send may be reused: every byte is acknowledged (or was copied)
+  kRecvDone,  // every byte is in place
+  kMismatch,  // token's receive (or send) met a message with another digest or size; `remote` is
+              // the other side
+  kControl,   // a control message arrived, `control` holds it
+  kFailed,  // the connection is dead, `status` says why; every outstanding token was reported first
 };
 
 struct Event {
   EventKind kind{};
   uint64_t token = 0;
-  Status status;          // of kSendDone / kRecvDone / kFailed
-  MessageInfo remote;     // of kMismatch and kRecvDone: as the sender describes it
-  std::string control;    // of kControl
+  Status status;        // of kSendDone / kRecvDone / kFailed
+  MessageInfo remote;   // of kMismatch and kRecvDone: as the sender describes it
+  std::string control;  // of kControl
 };
 
 }  // namespace uccl::core

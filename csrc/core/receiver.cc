@@ -19,7 +19,11 @@ Status Violation(std::string what) { return Status::Error(StatusCode::kProtocol,
 
 Receiver::Receiver(const ConnectionConfig& config, Sender* sender, ConnectionStats* stats,
                    Ring<Event>* events)
-    : config_(config), sender_(sender), stats_(stats), events_(events), window_(config.initial_recv_psn),
+    : config_(config),
+      sender_(sender),
+      stats_(stats),
+      events_(events),
+      window_(config.initial_recv_psn),
       echoes_(config.num_paths) {
   echo_paths_.reserve(config.num_paths);
 }
@@ -28,7 +32,8 @@ Receiver::Receiver(const ConnectionConfig& config, Sender* sender, ConnectionSta
 
 bool Receiver::Matches(Posted* posted, const MessageInfo& theirs) {
   posted->remote = theirs;
-  if (theirs.digest == posted->info.digest && theirs.size_bytes == posted->info.size_bytes) return true;
+  if (theirs.digest == posted->info.digest && theirs.size_bytes == posted->info.size_bytes)
+    return true;
   Event event;
   event.kind = EventKind::kMismatch;
   event.token = posted->token;
@@ -148,7 +153,8 @@ Status Receiver::OnPacket(const wire::Header& header, Bytes body, Bytes payload)
       return Status::Ok();
     case ReceiveWindow::Verdict::kDuplicate:
       ++stats_->duplicates;
-      // The ACK was lost: say it again. Without an echo, because this datagram may have been under way for ever.
+      // The ACK was lost: say it again. Without an echo, because this datagram may have been under
+      // way for ever.
       ack_due_ = true;
       return Status::Ok();
     case ReceiveWindow::Verdict::kNew:
@@ -156,9 +162,15 @@ Status Receiver::OnPacket(const wire::Header& header, Bytes body, Bytes payload)
   }
   Status status;
   switch (header.type) {
-    case wire::PacketType::kEager: status = OnEager(wire::DecodeEager(body), payload); break;
-    case wire::PacketType::kData: status = OnData(wire::DecodeData(body), payload); break;
-    case wire::PacketType::kRequest: OnRequest(wire::DecodeRequest(body)); break;
+    case wire::PacketType::kEager:
+      status = OnEager(wire::DecodeEager(body), payload);
+      break;
+    case wire::PacketType::kData:
+      status = OnData(wire::DecodeData(body), payload);
+      break;
+    case wire::PacketType::kRequest:
+      OnRequest(wire::DecodeRequest(body));
+      break;
     case wire::PacketType::kGrant: {
       const wire::Grant grant = wire::DecodeGrant(body);
       sender_->OnGrant(FromWire(grant.description), grant.receive_id);
@@ -185,16 +197,20 @@ Status Receiver::OnPacket(const wire::Header& header, Bytes body, Bytes payload)
 
 Status Receiver::OnEager(const wire::Eager& eager, Bytes payload) {
   const wire::Description& d = eager.description;
-  if (d.size_bytes > static_cast<uint64_t>(config_.eager_max_bytes) || eager.offset > d.size_bytes ||
-      payload.size() > d.size_bytes - eager.offset) {
-    return Violation("eager packet [" + std::to_string(eager.offset) + ", +" + std::to_string(payload.size()) +
-                     ") of a message of " + std::to_string(d.size_bytes) + " bytes, limit " +
+  if (d.size_bytes > static_cast<uint64_t>(config_.eager_max_bytes) ||
+      eager.offset > d.size_bytes || payload.size() > d.size_bytes - eager.offset) {
+    return Violation("eager packet [" + std::to_string(eager.offset) + ", +" +
+                     std::to_string(payload.size()) + ") of a message of " +
+                     std::to_string(d.size_bytes) + " bytes, limit " +
                      std::to_string(config_.eager_max_bytes));
   }
   Early* early = nullptr;
   if (const auto it = by_message_id_.find(eager.message_id); it != by_message_id_.end()) {
     early = it->second;
-    if (early->info.size_bytes != d.size_bytes) return Violation("packets of one eager message disagree");
+    if (early->info.size_bytes != d.size_bytes || !(early->info.tag == FromWire(d).tag) ||
+        payload.size() > d.size_bytes - early->received_bytes) {
+      return Violation("packets of one eager message disagree");
+    }
   } else {
     early = NewEarly(FromWire(d), eager.message_id);
     by_message_id_[eager.message_id] = early;
@@ -212,10 +228,11 @@ Status Receiver::OnEager(const wire::Eager& eager, Bytes payload) {
       const int64_t cost = static_cast<int64_t>(d.size_bytes) + kEagerOverheadBytes;
       buffered_bytes_ += cost;
       early->buffered = true;
-      // What the peer may have outstanding is what it knows to be free; more is a violation of the credit.
+      // What the peer may have outstanding is what it knows to be free; more is a violation of the
+      // credit.
       if (buffered_bytes_ > config_.eager_buffer_bytes) {
-        return Violation("peer sent " + std::to_string(buffered_bytes_) + " eager bytes ahead, limit " +
-                         std::to_string(config_.eager_buffer_bytes));
+        return Violation("peer sent " + std::to_string(buffered_bytes_) +
+                         " eager bytes ahead, limit " + std::to_string(config_.eager_buffer_bytes));
       }
       early->buffer.resize(d.size_bytes);
       unexpected_.Add(early);
@@ -243,7 +260,8 @@ void Receiver::FinishEager(Early* early) {
   consumed_bytes_ += cost;
   ack_due_ = true;  // the credit may be waited for
   if (Posted* posted = early->posted) {
-    if (!early->buffer.empty()) std::memcpy(posted->buffer.data(), early->buffer.data(), early->buffer.size());
+    if (!early->buffer.empty())
+      std::memcpy(posted->buffer.data(), early->buffer.data(), early->buffer.size());
     posted->early = nullptr;
     FinishPosted(posted, Status::Ok());
   }
@@ -275,10 +293,12 @@ Status Receiver::OnData(const wire::Data& data, Bytes payload) {
   Posted* posted = it->second;
   if (data.offset > posted->buffer.size() || payload.size() > posted->buffer.size() - data.offset ||
       payload.size() > posted->buffer.size() - posted->received_bytes) {
-    return Violation("data [" + std::to_string(data.offset) + ", +" + std::to_string(payload.size()) +
-                     ") does not fit a receive of " + std::to_string(posted->buffer.size()) + " bytes");
+    return Violation("data [" + std::to_string(data.offset) + ", +" +
+                     std::to_string(payload.size()) + ") does not fit a receive of " +
+                     std::to_string(posted->buffer.size()) + " bytes");
   }
-  if (!payload.empty()) std::memcpy(posted->buffer.data() + data.offset, payload.data(), payload.size());
+  if (!payload.empty())
+    std::memcpy(posted->buffer.data() + data.offset, payload.data(), payload.size());
   posted->received_bytes += payload.size();
   posted->any_data = true;
   FinishIfWhole(posted);
@@ -302,7 +322,8 @@ size_t Receiver::FillAck(wire::Header header, std::span<std::byte> out) {
     echo.packets = 0;
   }
   std::array<std::byte, wire::kMaxBitmapBytes> bitmap;
-  const size_t fixed = wire::kHeaderBytes + wire::kAckFixedBytes + ack.num_echoes * sizeof(wire::Echo);
+  const size_t fixed =
+      wire::kHeaderBytes + wire::kAckFixedBytes + ack.num_echoes * sizeof(wire::Echo);
   const size_t room = std::min(bitmap.size(), config_.max_datagram_bytes - fixed);
   ack.bitmap_bytes = static_cast<uint16_t>(window_.FillBitmap(bitmap.data(), room));
   ack.bitmap = bitmap.data();

@@ -2,11 +2,14 @@
 //
 // A posted receive meets its message in one of three ways.
 //   eager, receive first:  packets are copied straight into the posted buffer
-//   eager, message first:  packets gather in a buffer of our own (bounded by the credit that the peer has), which is
+//   eager, message first:  packets gather in a buffer of our own (bounded by the credit that the
+//   peer has), which is
 //                          copied when the receive is posted and the message is whole
-//   large:                 GRANT goes out when the receive is posted (if it is large) or when its REQUEST arrives;
-//                          DATA names the grant, so it is copied straight into the posted buffer. The receive is done
-//                          when all bytes and the REQUEST are here, so that no REQUEST is left over.
+//   large:                 GRANT goes out when the receive is posted (if it is large) or when its
+//   REQUEST arrives;
+//                          DATA names the grant, so it is copied straight into the posted buffer.
+//                          The receive is done when all bytes and the REQUEST are here, so that no
+//                          REQUEST is left over.
 #pragma once
 
 #include <cstdint>
@@ -29,13 +32,14 @@ namespace uccl::core {
 class Receiver final {
  public:
   // Grants are sent through `sender`.
-  Receiver(const ConnectionConfig& config, Sender* sender, ConnectionStats* stats, Ring<Event>* events);
+  Receiver(const ConnectionConfig& config, Sender* sender, ConnectionStats* stats,
+           Ring<Event>* events);
 
   void PostRecv(const MessageInfo& info, MutableBytes buffer, uint64_t token);
   void Cancel(uint64_t token);
 
-  // A sequenced packet whose header and checksum are right. Returns an error when the peer breaks the protocol,
-  // which is fatal for the connection.
+  // A sequenced packet whose header and checksum are right. Returns an error when the peer breaks
+  // the protocol, which is fatal for the connection.
   Status OnPacket(const wire::Header& header, Bytes body, Bytes payload);
   // A packet that wants an ACK although it is not sequenced.
   void RequestAck(const wire::Header& header) { NoteArrival(header); }
@@ -60,8 +64,8 @@ class Receiver final {
     bool granted = false, requested = false, any_data = false;
     uint32_t receive_id = 0;  // when granted
     uint64_t received_bytes = 0;
-    Early* early = nullptr;   // the eager message it is bound to
-    MessageInfo remote;       // as the sender describes it, once known
+    Early* early = nullptr;  // the eager message it is bound to
+    MessageInfo remote;      // as the sender describes it, once known
     Posted* same_tag_next = nullptr;
   };
   // An eager message that is not finished, or a request without a receive.
@@ -76,7 +80,8 @@ class Receiver final {
     Early* same_tag_next = nullptr;
     std::list<Early>::iterator self;
     bool buffered = false;  // counted in buffered_bytes_
-    bool dropped = false;   // its receive was withdrawn or did not match: bytes are counted, not kept
+    bool dropped =
+        false;  // its receive was withdrawn or did not match: bytes are counted, not kept
   };
 
   void NoteArrival(const wire::Header& header);
@@ -101,20 +106,20 @@ class Receiver final {
 
   ReceiveWindow window_;
   bool ack_due_ = false;
-  std::vector<wire::Echo> echoes_;      // per path: since the last ACK that carried it
-  std::vector<uint16_t> echo_paths_;    // those with packets > 0
+  std::vector<wire::Echo> echoes_;    // per path: since the last ACK that carried it
+  std::vector<uint16_t> echo_paths_;  // those with packets > 0
   PathId newest_path_{};
 
   std::unordered_map<uint64_t, std::unique_ptr<Posted>> posted_;  // by token
-  TagTable<Posted> by_tag_;  // not bound to a message yet
+  TagTable<Posted> by_tag_;                                       // not bound to a message yet
   std::unordered_map<uint32_t, Posted*> by_receive_id_;
   uint32_t next_receive_id_ = 0;
 
-  std::list<Early> early_;  // in order of arrival
+  std::list<Early> early_;                              // in order of arrival
   std::unordered_map<uint32_t, Early*> by_message_id_;  // eager ones that are not whole
   TagTable<Early> unexpected_;
-  WithdrawnTags withdrawn_;  // of receives cancelled before anything came
-  int64_t consumed_bytes_ = 0;   // reported in ACKs
+  WithdrawnTags withdrawn_;     // of receives cancelled before anything came
+  int64_t consumed_bytes_ = 0;  // reported in ACKs
   int64_t buffered_bytes_ = 0;
 };
 

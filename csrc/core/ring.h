@@ -1,5 +1,5 @@
-// A queue in one block of memory that doubles when it is full and never shrinks, so that a queue whose length is
-// bounded stops allocating; std::deque allocates for ever as it moves along.
+// A queue in one block of memory that doubles when it is full and never shrinks, so that a queue
+// whose length is bounded stops allocating; std::deque allocates for ever as it moves along.
 #pragma once
 
 #include <algorithm>

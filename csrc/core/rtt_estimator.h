@@ -1,5 +1,5 @@
-// Smoothed round-trip time and retransmission timeout, RFC 6298 section 2 (alpha 1/8, beta 1/4, K 4).
-// Samples come from echoed timestamps, so retransmissions need no special care (Karn's rule).
+// Smoothed round-trip time and retransmission timeout, RFC 6298 section 2 (alpha 1/8, beta 1/4, K
+// 4). Samples come from echoed timestamps, so retransmissions need no special care (Karn's rule).
 #pragma once
 
 #include <algorithm>

@@ -10,8 +10,9 @@
 namespace uccl::core {
 namespace {
 
-constexpr uint32_t kMaxBackoff = 16;      // doublings; max_rto cuts in long before
-constexpr size_t kPacketsPerTimeout = 2;  // sent again by a timeout; their ACKs reveal the other losses
+constexpr uint32_t kMaxBackoff = 16;  // doublings; max_rto cuts in long before
+constexpr size_t kPacketsPerTimeout =
+    2;  // sent again by a timeout; their ACKs reveal the other losses
 
 wire::Description ToWire(const MessageInfo& info) {
   return {info.tag.hi, info.tag.lo, info.digest, info.size_bytes, info.note};
@@ -19,11 +20,16 @@ wire::Description ToWire(const MessageInfo& info) {
 
 size_t HeadBytes(wire::PacketType type) {
   switch (type) {
-    case wire::PacketType::kEager: return wire::kHeaderBytes + wire::kEagerBodyBytes;
-    case wire::PacketType::kData: return wire::kHeaderBytes + wire::kDataBodyBytes;
-    case wire::PacketType::kRequest: return wire::kHeaderBytes + wire::kRequestBodyBytes;
-    case wire::PacketType::kGrant: return wire::kHeaderBytes + wire::kGrantBodyBytes;
-    default: return wire::kHeaderBytes;
+    case wire::PacketType::kEager:
+      return wire::kHeaderBytes + wire::kEagerBodyBytes;
+    case wire::PacketType::kData:
+      return wire::kHeaderBytes + wire::kDataBodyBytes;
+    case wire::PacketType::kRequest:
+      return wire::kHeaderBytes + wire::kRequestBodyBytes;
+    case wire::PacketType::kGrant:
+      return wire::kHeaderBytes + wire::kGrantBodyBytes;
+    default:
+      return wire::kHeaderBytes;
   }
 }
 
@@ -39,8 +45,13 @@ Event SendDone(uint64_t token, Status status) {
 
 Sender::Sender(const ConnectionConfig& config, std::unique_ptr<CongestionController> controller,
                std::unique_ptr<PathSelector> selector, ConnectionStats* stats, Ring<Event>* events)
-    : config_(config), controller_(std::move(controller)), selector_(std::move(selector)), stats_(stats),
-      events_(events), ledger_(config.initial_send_psn), paths_(config.num_paths) {}
+    : config_(config),
+      controller_(std::move(controller)),
+      selector_(std::move(selector)),
+      stats_(stats),
+      events_(events),
+      ledger_(config.initial_send_psn),
+      paths_(config.num_paths) {}
 
 OutMessage* Sender::NewMessage(wire::PacketType type) {
   if (free_.empty()) {
@@ -56,7 +67,8 @@ OutMessage* Sender::NewMessage(wire::PacketType type) {
 void Sender::Send(const MessageInfo& info, Bytes data, uint64_t token) {
   const int64_t cost = static_cast<int64_t>(data.size()) + kEagerOverheadBytes;
   const bool small = static_cast<int64_t>(data.size()) <= config_.eager_max_bytes;
-  const bool credit = eager_sent_bytes_ - eager_consumed_bytes_ + cost <= config_.eager_buffer_bytes;
+  const bool credit =
+      eager_sent_bytes_ - eager_consumed_bytes_ + cost <= config_.eager_buffer_bytes;
   if (small && credit) {
     OutMessage* m = NewMessage(wire::PacketType::kEager);
     m->info = info;
@@ -155,7 +167,8 @@ void Sender::Forget(OutMessage* m) {
 
 bool Sender::MayTransmit() const {
   // With nothing in flight one packet always goes, however small the window.
-  return inflight_bytes_ == 0 || inflight_bytes_ < std::min(config_.window_bytes, controller_->window_bytes());
+  return inflight_bytes_ == 0 ||
+         inflight_bytes_ < std::min(config_.window_bytes, controller_->window_bytes());
 }
 
 // Cuts the next packet off `message`, and returns its PSN.
@@ -164,7 +177,8 @@ uint64_t Sender::Packetise(OutMessage* m, size_t room) {
   SentPacket& packet = ledger_.at(psn);
   packet.message = m;
   packet.offset = m->sent_bytes;
-  packet.payload_bytes = static_cast<uint32_t>(std::min<uint64_t>(room, m->data.size() - m->sent_bytes));
+  packet.payload_bytes =
+      static_cast<uint32_t>(std::min<uint64_t>(room, m->data.size() - m->sent_bytes));
   packet.wire_bytes = static_cast<uint32_t>(HeadBytes(m->type)) + packet.payload_bytes;
   m->sent_bytes += packet.payload_bytes;
   m->all_sent = m->sent_bytes == m->data.size();
@@ -187,18 +201,22 @@ std::optional<uint64_t> Sender::NextNewPacket() {
   return std::nullopt;
 }
 
-size_t Sender::EncodePacket(const SentPacket& packet, wire::Header header, std::span<std::byte> head,
-                            Bytes payload) const {
+size_t Sender::EncodePacket(const SentPacket& packet, wire::Header header,
+                            std::span<std::byte> head, Bytes payload) const {
   const OutMessage& m = *packet.message;
   if (m.withdrawn) return wire::EncodeSkip(header, head);
   switch (m.type) {
     case wire::PacketType::kEager:
-      return wire::EncodeEager(header, {ToWire(m.info), m.number, static_cast<uint32_t>(packet.offset)}, payload,
-                               head);
-    case wire::PacketType::kRequest: return wire::EncodeRequest(header, {ToWire(m.info), m.number}, head);
-    case wire::PacketType::kGrant: return wire::EncodeGrant(header, {ToWire(m.info), m.number}, head);
-    case wire::PacketType::kData: return wire::EncodeData(header, {m.number, packet.offset}, payload, head);
-    default: return wire::EncodeControl(header, payload, head);
+      return wire::EncodeEager(
+          header, {ToWire(m.info), m.number, static_cast<uint32_t>(packet.offset)}, payload, head);
+    case wire::PacketType::kRequest:
+      return wire::EncodeRequest(header, {ToWire(m.info), m.number}, head);
+    case wire::PacketType::kGrant:
+      return wire::EncodeGrant(header, {ToWire(m.info), m.number}, head);
+    case wire::PacketType::kData:
+      return wire::EncodeData(header, {m.number, packet.offset}, payload, head);
+    default:
+      return wire::EncodeControl(header, payload, head);
   }
 }
 
@@ -206,6 +224,7 @@ Datagram Sender::Transmit(Nanos now, uint64_t psn, std::span<std::byte> head) {
   SentPacket& packet = ledger_.at(psn);
   const bool again = packet.transmissions > 0;
   packet.previous_path = packet.path;
+  packet.previous_path_seq = packet.path_seq;
   packet.path = selector_->Select(paths_, again ? std::optional(packet.path) : std::nullopt);
   PathState& path = paths_[ToInt(packet.path)];
   packet.path_seq = path.next_seq++;
@@ -252,18 +271,22 @@ void Sender::OnPacketAcked(SentPacket& packet, Nanos now, int64_t* acked_bytes) 
   *acked_bytes += packet.wire_bytes;
   if (packet.transmissions == 1) {
     PathState& path = paths_[ToInt(packet.path)];
+    if (packet.path_seq < path.highest_acked_seq)
+      path.LearnReordering(path.highest_acked_seq - packet.path_seq);
     path.highest_acked_seq = std::max(path.highest_acked_seq, packet.path_seq);
     path.newest_acked_sent = std::max(path.newest_acked_sent, packet.sent);
   }
-  // Acknowledged before the last transmission can have arrived, or while it waited to be sent again: the
-  // earlier one was not lost, only late.
-  const bool too_soon = rtt_.has_sample() && packet.transmissions > 1 && now - packet.sent < rtt_.min_rtt() / 2;
-  if (packet.state == SentState::kLost || too_soon) {
-    ++stats_->spurious_retransmits;
-    const PathId culprit = packet.state == SentState::kLost ? packet.path : packet.previous_path;
-    uint64_t& threshold = paths_[ToInt(culprit)].reorder_threshold;
-    threshold = std::min(threshold * 2, kMaxReorderThreshold);
+  // Acknowledged before the last transmission can have arrived: the one before was not lost, only
+  // late.
+  const bool too_soon =
+      rtt_.has_sample() && packet.transmissions > 1 && now - packet.sent < rtt_.min_rtt() / 2;
+  if (too_soon) {
+    PathState& path = paths_[ToInt(packet.previous_path)];
+    if (packet.previous_path_seq < path.highest_acked_seq) {
+      path.LearnReordering(path.highest_acked_seq - packet.previous_path_seq);
+    }
   }
+  if (too_soon || packet.state == SentState::kLost) ++stats_->spurious_retransmits;
   packet.state = SentState::kAcked;
   OutMessage* m = packet.message;
   packet.message = nullptr;
@@ -278,8 +301,9 @@ bool Sender::OnAck(Nanos now, const wire::Ack& ack) {
     return false;
   }
   ++stats_->acks_received;
-  eager_consumed_bytes_ = std::max(
-      eager_consumed_bytes_, std::min(static_cast<int64_t>(ack.eager_consumed_bytes), eager_sent_bytes_));
+  eager_consumed_bytes_ =
+      std::max(eager_consumed_bytes_,
+               std::min(static_cast<int64_t>(ack.eager_consumed_bytes), eager_sent_bytes_));
 
   AckSample sample;
   sample.now = now;
@@ -321,7 +345,7 @@ bool Sender::OnAck(Nanos now, const wire::Ack& ack) {
   }
   // Also without progress: the echo of a probe tells that what went before it is late.
   newly_lost_.clear();
-  DetectLosses(ledger_, paths_, rtt_.Rto(config_.min_rto, config_.max_rto), &newly_lost_);
+  DetectLosses(ledger_, paths_, RttEstimator().Rto(config_.min_rto, config_.max_rto), &newly_lost_);
   stats_->retransmits_fast += newly_lost_.size();
   for (uint64_t psn : newly_lost_) MarkLost(now, psn);
   return progress;
@@ -337,10 +361,12 @@ void Sender::MarkLost(Nanos now, uint64_t psn) {
 }
 
 Nanos Sender::Rto() const {
-  // The slowest path decides: its packets are not late before its own round trip is over.
+  // The slowest path decides: its packets are not late before its own round trip is over. One of
+  // which nothing is known yet counts as well while it has something to answer.
   Nanos rto = rtt_.Rto(config_.min_rto, config_.max_rto);
   for (const PathState& path : paths_) {
-    if (path.rtt.has_sample()) rto = std::max(rto, path.rtt.Rto(config_.min_rto, config_.max_rto));
+    if (path.rtt.has_sample() || !path.flights.empty())
+      rto = std::max(rto, path.rtt.Rto(config_.min_rto, config_.max_rto));
   }
   for (uint32_t i = 0; i < backoff_ && rto < config_.max_rto; ++i) rto *= 2;
   return std::min(rto, std::max(config_.min_rto, config_.max_rto));

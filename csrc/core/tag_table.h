@@ -1,4 +1,5 @@
-// Messages found by their tag. A tag should name one at a time; should there be more, they stand in line.
+// Messages found by their tag. A tag should name one at a time; should there be more, they stand in
+// line.
 #pragma once
 
 #include <cstddef>
@@ -44,8 +45,9 @@ class TagTable final {
   std::unordered_map<MessageTag, T*, MessageTagHash> map_;
 };
 
-// Tags whose message was withdrawn on this side before anything of it came from the other, so that what comes is
-// dropped instead of being kept for a receive (or a send) that will never be. Remembers the newest kCapacity.
+// Tags whose message was withdrawn on this side before anything of it came from the other, so that
+// what comes is dropped instead of being kept for a receive (or a send) that will never be.
+// Remembers the newest kCapacity.
 class WithdrawnTags final {
  public:
   static constexpr size_t kCapacity = 4096;

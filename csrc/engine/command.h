@@ -1,8 +1,8 @@
 // The channel from any thread to the engine thread.
 //
-// A mutex and a vector that is swapped out whole: pushing is a few tens of nanoseconds, commands of one thread
-// keep their order, and one lock per engine turn takes any number of them. A lock-free queue would save
-// nothing that shows next to a datagram's microseconds.
+// A mutex and a vector that is swapped out whole: pushing is a few tens of nanoseconds, commands of
+// one thread keep their order, and one lock per engine turn takes any number of them. A lock-free
+// queue would save nothing that shows next to a datagram's microseconds.
 #pragma once
 
 #include <cstdint>
@@ -56,8 +56,8 @@ struct ShutdownCommand {
   Nanos timeout;
 };
 
-using Command = std::variant<SendCommand, RecvCommand, ControlCommand, CancelCommand, InspectCommand,
-                             StatsCommand, ConnectCommand, ShutdownCommand>;
+using Command = std::variant<SendCommand, RecvCommand, ControlCommand, CancelCommand,
+                             InspectCommand, StatsCommand, ConnectCommand, ShutdownCommand>;
 
 class CommandQueue final {
  public:

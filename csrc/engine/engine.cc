@@ -17,15 +17,16 @@
 namespace uccl::engine {
 namespace {
 
-// A value that one thread gives and another waits for. (std::promise would need its own story for a caller
-// that is the engine thread itself; none of the users below can be.)
+// A value that one thread gives and another waits for. (std::promise would need its own story for a
+// caller that is the engine thread itself; none of the users below can be.)
 template <class T>
 class Answer {
  public:
   void Give(T value) {
     std::lock_guard lock(mutex_);
     value_ = std::move(value);
-    given_.notify_one();  // under the lock: the waiter may destroy this as soon as it sees the value
+    given_
+        .notify_one();  // under the lock: the waiter may destroy this as soon as it sees the value
   }
   T Wait() {
     std::unique_lock lock(mutex_);
@@ -53,7 +54,8 @@ Result<std::thread> StartThread(std::function<void()> run) {
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (!thread.has_value()) {
-    return Status::Error(StatusCode::kResourceExhausted, "cannot start the engine thread: " + reason);
+    return Status::Error(StatusCode::kResourceExhausted,
+                         "cannot start the engine thread: " + reason);
   }
   return std::move(*thread);
 }
@@ -64,7 +66,8 @@ struct Engine::Impl {
   Impl(const Config& config, std::unique_ptr<nic::NicBackend> nic, EngineSink* sink)
       : loop(config, std::move(nic), sink, &queue) {}
 
-  // Queues, and wakes the engine. After its end the command is answered here, on the caller's thread.
+  // Queues, and wakes the engine. After its end the command is answered here, on the caller's
+  // thread.
   void Push(Command command) {
     if (queue.Push(std::move(command))) {
       // The backend lives as long as this object, also when the loop ends in between.
@@ -101,7 +104,8 @@ Result<std::unique_ptr<Engine>> Engine::Start(const Config& config, EngineSink* 
 
 std::string Engine::LocalAddress() const { return EncodeHello(impl_->loop.hello()); }
 
-Status Engine::Connect(ProcessId self, const std::vector<std::string>& addresses, uint64_t session) {
+Status Engine::Connect(ProcessId self, const std::vector<std::string>& addresses,
+                       uint64_t session) {
   Answer<Status> answer;
   impl_->Push(ConnectCommand{self, addresses, session,
                              [&answer](Status status) { answer.Give(std::move(status)); }});
@@ -112,7 +116,8 @@ void Engine::Send(ProcessId peer, const core::MessageInfo& info, Bytes data, uin
   impl_->Push(SendCommand{peer, info, data, token});
 }
 
-void Engine::PostRecv(ProcessId peer, const core::MessageInfo& info, MutableBytes buffer, uint64_t token) {
+void Engine::PostRecv(ProcessId peer, const core::MessageInfo& info, MutableBytes buffer,
+                      uint64_t token) {
   impl_->Push(RecvCommand{peer, info, buffer, token});
 }
 

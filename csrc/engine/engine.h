@@ -1,7 +1,9 @@
-// The run-to-completion loop: one thread that owns a NIC backend, the clock and every connection over it.
+// The run-to-completion loop: one thread that owns a NIC backend, the clock and every connection
+// over it.
 //
-// Any thread may call the public methods; they hand a command to the engine thread through a queue and never
-// block on the network. Callbacks run on the engine thread, must not block, and must not call XLA.
+// Any thread may call the public methods; they hand a command to the engine thread through a queue
+// and never block on the network. Callbacks run on the engine thread, must not block, and must not
+// call XLA.
 #pragma once
 
 #include <functional>
@@ -41,22 +43,31 @@ struct EngineStats {
 
 class Engine final {
  public:
+  // The 512 of core::Connection less the byte that tells the engine's own messages from the user's.
+  static constexpr size_t kMaxControlBytes = 511;
+
   // Opens the backend and starts the thread. `sink` must outlive the engine.
   static Result<std::unique_ptr<Engine>> Start(const Config& config, EngineSink* sink);
   ~Engine();  // like Shutdown(0)
 
   // Opaque text to publish; holds the backend's address and the limits that both ends must know.
   std::string LocalAddress() const;
-  // Makes the connections. `addresses[i]` is process i's LocalAddress; `session` is equal on all processes
-  // and different in every start, packets of other sessions are dropped.
+  // Makes the connections; waits for the engine thread, so not for use on it. `addresses[i]` is
+  // process i's LocalAddress; `session` is equal on all processes and different in every start,
+  // packets of other sessions are dropped.
   Status Connect(ProcessId self, const std::vector<std::string>& addresses, uint64_t session);
 
   // Messages to peers may be handed in before Connect; they wait. Tokens are unique across calls.
+  // `data` must stay valid and unchanged until the token comes back, also for small messages. Each
+  // token comes back exactly once unless it is cancelled; after a Shutdown (with kAborted) on the
+  // calling thread.
   void Send(ProcessId peer, const core::MessageInfo& info, Bytes data, uint64_t token);
   void PostRecv(ProcessId peer, const core::MessageInfo& info, MutableBytes buffer, uint64_t token);
+  // A small reliable text; to a peer that is lost or has left it is dropped. At most
+  // kMaxControlBytes.
   void SendControl(ProcessId peer, std::string control);
-  // Withdraws messages; `done` runs on the engine thread once none of their buffers can be touched again.
-  // Tokens that already completed are ignored.
+  // Withdraws messages; `done` runs on the engine thread once none of their buffers can be touched
+  // again. Tokens that already completed are ignored.
   struct Posted {
     ProcessId peer{};
     bool is_send = false;
@@ -67,8 +78,9 @@ class Engine final {
   void Inspect(std::function<void(std::vector<UnexpectedMessage>)> fn);
   EngineStats Stats();  // waits for the engine thread; not for use on it
 
-  // Waits until all that was handed in is acknowledged or `timeout` passed, then stops the thread. Outstanding
-  // tokens are reported with kAborted. Returns kPeerTimeout when something was not acknowledged.
+  // Waits until all that was handed in is acknowledged or `timeout` passed, then stops the thread.
+  // Outstanding tokens are reported with kAborted. Returns kPeerTimeout when something was not
+  // acknowledged.
   Status Shutdown(Nanos timeout);
 
  private:

@@ -69,7 +69,8 @@ TEST(EngineShutdown, OutstandingTokensAreAborted) {
   EXPECT_EQ(cluster[0].sink.Get(1).status.code, StatusCode::kAborted);
   EXPECT_EQ(cluster[0].sink.Get(2).status.code, StatusCode::kAborted);
   EXPECT_TRUE(cluster[0].sink.lost().empty());
-  EXPECT_EQ(cluster[0].engine->Shutdown(Nanos(0)).code, StatusCode::kPeerTimeout);  // says the same again
+  EXPECT_EQ(cluster[0].engine->Shutdown(Nanos(0)).code,
+            StatusCode::kPeerTimeout);  // says the same again
 }
 
 TEST(EngineShutdown, BeforeConnectAbortsWhatWaits) {
@@ -107,7 +108,8 @@ TEST(EngineShutdown, PeerThatLeftFailsOnlyWhatIsOutstanding) {
   ASSERT_TRUE(cluster.Connect());
   std::vector<std::byte> buffer(8), other(8);
   const std::vector<std::byte> data = Pattern(8, 1);
-  // Process 1 leaves a message behind, which is received later, and owes another one, which never comes.
+  // Process 1 leaves a message behind, which is received later, and owes another one, which never
+  // comes.
   cluster[1].engine->Send(ProcessId{0}, Info(1, 8), data, 1);
   cluster[0].engine->PostRecv(ProcessId{1}, Info(2, 8), buffer, 2);
   // Process 2 sees it leave as well and has nothing with it.
@@ -253,7 +255,8 @@ TEST_F(EngineChild, Stopped_IsNoticedAtTheSilenceLimitAndCostsNoCpu) {
   const Status status = sink_.Get(1).status;
   EXPECT_EQ(status.code, StatusCode::kPeerLost) << status.ToString();
   EXPECT_EQ(status.process, 1);
-  // Six tenths of a second of waiting: a few commands, timers and probes, no polling (millions of turns).
+  // Six tenths of a second of waiting: a few commands, timers and probes, no polling (millions of
+  // turns).
   const EngineStats after = engine_->Stats();
   EXPECT_LT(after.turns - before.turns, 1000u);
   EXPECT_GE(after.sleeps, before.sleeps + 2);
@@ -265,7 +268,8 @@ TEST_F(EngineChild, Alive_PeerIsNotLostWhileItOwesUsAMessage) {
   ASSERT_NO_FATAL_FAILURE(StartChild(config));
   std::vector<std::byte> buffer(100);
   engine_->PostRecv(ProcessId{1}, Info(1, buffer.size()), buffer, 1);
-  // Probes are answered, so time passes and the peer stays. Five silence limits, seen by the probes.
+  // Probes are answered, so time passes and the peer stays. Five silence limits, seen by the
+  // probes.
   uint64_t probes = 0;
   const auto start = Clock::now();
   while (probes < 40 && Clock::now() - start < std::chrono::seconds(30) && !sink_.Has(1)) {

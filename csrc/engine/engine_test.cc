@@ -1,5 +1,5 @@
-// Tests of csrc/engine/engine.h with several engines in this process over loopback: what works when all do
-// their part. engine_failure_test.cc has the rest.
+// Tests of csrc/engine/engine.h with several engines in this process over loopback: what works when
+// all do their part. engine_failure_test.cc has the rest.
 #include "csrc/engine/engine.h"
 
 #include <arpa/inet.h>
@@ -66,7 +66,8 @@ void Exchange(Cluster* cluster, std::vector<Message>* messages, uint32_t seed) {
     EXPECT_TRUE(sent.status.ok()) << sent.status.ToString();
     EXPECT_EQ(received.kind, core::EventKind::kRecvDone);
     EXPECT_TRUE(received.status.ok()) << received.status.ToString();
-    EXPECT_TRUE(m.data == m.received) << m.data.size() << " bytes from " << m.from << " to " << m.to;
+    EXPECT_TRUE(m.data == m.received)
+        << m.data.size() << " bytes from " << m.from << " to " << m.to;
   }
 }
 
@@ -77,7 +78,8 @@ std::vector<Message> AllPairs(int processes, const std::vector<size_t>& sizes) {
     for (int to = 0; to < processes; ++to) {
       if (from == to) continue;
       for (const size_t size : sizes) {
-        Message m{from, to, Pattern(size, name), std::vector<std::byte>(size), Info(name, size), 0, 0};
+        Message m{from, to, Pattern(size, name), std::vector<std::byte>(size), Info(name, size),
+                  0,    0};
         messages.push_back(std::move(m));
         ++name;
       }
@@ -137,7 +139,8 @@ TEST(Engine, Messages_BetweenDifferentlyConfiguredProcesses) {
   small.max_datagram_bytes = 1400;
   large.paths = 5;
   testing::RecordingSink sinks[2];
-  Result<std::unique_ptr<Engine>> a = Engine::Start(small, &sinks[0]), b = Engine::Start(large, &sinks[1]);
+  Result<std::unique_ptr<Engine>> a = Engine::Start(small, &sinks[0]),
+                                  b = Engine::Start(large, &sinks[1]);
   ASSERT_TRUE(a.ok() && b.ok());
   const std::vector<std::string> addresses = {a.value()->LocalAddress(), b.value()->LocalAddress()};
   ASSERT_TRUE(a.value()->Connect(ProcessId{0}, addresses, 1).ok());
@@ -249,8 +252,11 @@ TEST(Engine, Cancel_OfUnknownAndFinishedTokensIsIgnored) {
   cluster[0].engine->Send(ProcessId{1}, Info(1, 0), {}, 1);
   ASSERT_TRUE(cluster[0].sink.WaitTokens({1}));
   testing::RecordingSink done;
-  cluster[0].engine->Cancel({{ProcessId{1}, true, 1}, {ProcessId{1}, false, 9}, {ProcessId{7}, true, 3},
-                             {ProcessId{-1}, true, 3}, {ProcessId{0}, true, 3}},
+  cluster[0].engine->Cancel({{ProcessId{1}, true, 1},
+                             {ProcessId{1}, false, 9},
+                             {ProcessId{7}, true, 3},
+                             {ProcessId{-1}, true, 3},
+                             {ProcessId{0}, true, 3}},
                             [&] { done.OnControl(ProcessId{0}, "done"); });
   EXPECT_TRUE(done.WaitControls(1));
 }
@@ -354,7 +360,8 @@ TEST(Engine, Garbage_IsDroppedAndCounted) {
   std::mt19937 random(11);
   const uint64_t real_key =
       MakeConnectionConfig(Config(), DecodeHello(cluster.addresses()[1]).value(),
-                           DecodeHello(cluster.addresses()[0]).value(), {99, ProcessId{1}, ProcessId{0}, 2}, 9000)
+                           DecodeHello(cluster.addresses()[0]).value(),
+                           {99, ProcessId{1}, ProcessId{0}, 2}, 9000)
           .recv_key;
   const uint64_t before = cluster[1].engine->Stats().unknown_key_drops;
   constexpr int kCount = 300;
@@ -366,7 +373,8 @@ TEST(Engine, Garbage_IsDroppedAndCounted) {
       bytes[1] = static_cast<std::byte>(random() % 10);
       if (i % 2 == 0) std::memcpy(&bytes[8], &real_key, sizeof(real_key));
     }
-    ASSERT_GE(sendto(fd, bytes.data(), bytes.size(), 0, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
+    ASSERT_GE(
+        sendto(fd, bytes.data(), bytes.size(), 0, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
   }
   close(fd);
   std::vector<Message> messages = AllPairs(2, {10, 100000, 1 << 20});
@@ -386,7 +394,8 @@ TEST(Engine, OtherSession_IsNotHeard) {
   cluster[0].engine->Send(ProcessId{1}, Info(1, 8), data, 1);
   // Retransmissions make the count grow until it is seen.
   uint64_t drops = 0;
-  for (int i = 0; i < 1'000'000 && drops < 2; ++i) drops = cluster[1].engine->Stats().unknown_key_drops;
+  for (int i = 0; i < 1'000'000 && drops < 2; ++i)
+    drops = cluster[1].engine->Stats().unknown_key_drops;
   EXPECT_GE(drops, 2u);
   EXPECT_TRUE(cluster[1].sink.controls().empty());
 }

@@ -9,13 +9,15 @@
 #include <utility>
 
 #include "csrc/base/hash.h"
+#include "csrc/wire/packet.h"
 
 namespace uccl::engine {
 namespace {
 
-// Changes whenever two builds could not talk: packet formats of csrc/wire, the engine's own control messages,
-// the derivation of keys below.
+// Changes whenever two builds could not talk: packet formats of csrc/wire, the engine's own control
+// messages, the derivation of keys below.
 constexpr std::string_view kVersion = "uccl/1";
+static_assert(wire::kVersion == 1, "a new packet format needs a new kVersion here");
 
 struct Field {
   std::string_view key;
@@ -69,9 +71,10 @@ Result<Hello> DecodeHello(const std::string& text) {
   const std::string_view version = NextWord(&rest);
   if (version != kVersion) {
     if (!version.starts_with("uccl/")) return Malformed(text, "is not one of this library");
-    return Status::Error(StatusCode::kProtocol, "a process speaks " + std::string(version) + ", this one " +
-                                                    std::string(kVersion) +
-                                                    "; install the same version of jax_uccl everywhere");
+    return Status::Error(StatusCode::kProtocol,
+                         "a process speaks " + std::string(version) + ", this one " +
+                             std::string(kVersion) +
+                             "; install the same version of jax_uccl everywhere");
   }
   Hello hello;
   std::array<bool, kFields.size()> seen{};
@@ -93,7 +96,8 @@ Result<Hello> DecodeHello(const std::string& text) {
       seen[i] = true;
     }
   }
-  if (hello.backend.empty() || hello.nic_address.empty()) return Malformed(text, "lacks an address");
+  if (hello.backend.empty() || hello.nic_address.empty())
+    return Malformed(text, "lacks an address");
   for (size_t i = 0; i < kFields.size(); ++i) {
     if (!seen[i]) return Malformed(text, "lacks " + std::string(kFields[i].key));
   }
@@ -101,36 +105,39 @@ Result<Hello> DecodeHello(const std::string& text) {
   return hello;
 }
 
-core::ConnectionConfig MakeConnectionConfig(const Config& config, const Hello& mine, const Hello& theirs,
-                                            const LinkIdentity& identity, size_t route_datagram_bytes) {
+core::ConnectionConfig MakeConnectionConfig(const Config& config, const Hello& mine,
+                                            const Hello& theirs, const LinkIdentity& identity,
+                                            size_t route_datagram_bytes) {
   core::ConnectionConfig c;
   const auto [session, self, peer, processes] = identity;
-  // A key stands for a direction, so one end's send_key is the other's recv_key, and a packet that is sent
-  // back to its origin is refused.
+  // A key stands for a direction, so one end's send_key is the other's recv_key, and a packet that
+  // is sent back to its origin is refused.
   c.send_key = PairHash(session, self, peer, "key");
   c.recv_key = PairHash(session, peer, self, "key");
   c.initial_send_psn = static_cast<uint32_t>(PairHash(session, self, peer, "psn"));
   c.initial_recv_psn = static_cast<uint32_t>(PairHash(session, peer, self, "psn"));
   c.seed = PairHash(session, self, peer, "seed");
 
-  c.num_paths = static_cast<uint16_t>(std::clamp<int64_t>(std::min(mine.paths, theirs.paths), 1, 65535));
+  c.num_paths =
+      static_cast<uint16_t>(std::clamp<int64_t>(std::min(mine.paths, theirs.paths), 1, 65535));
   // Ends that were configured differently meet at the smaller value, which both can bear.
   c.eager_max_bytes = std::min(mine.eager_max_bytes, theirs.eager_max_bytes);
   c.eager_buffer_bytes = std::min(mine.eager_buffer_bytes, theirs.eager_buffer_bytes);
 
-  // All others may send to the peer at the same moment (an all-to-all does), so each gets an equal part of
-  // what its device keeps. A sender on one path meets one of the buffers, not their sum.
+  // All others may send to the peer at the same moment (an all-to-all does), so each gets an equal
+  // part of what its device keeps. A sender on one path meets one of the buffers, not their sum.
   const int64_t senders = std::max<int64_t>(processes - 1, 1);
   const int64_t buffers = config.path_policy == "single" ? theirs.paths : 1;
   c.window_bytes = std::max<int64_t>(
       std::min(config.window_bytes, theirs.receive_buffer_bytes / buffers / senders), 1);
 
-  // Several datagrams should fit into the window, or each waits for the acknowledgement of the one before it;
-  // below 8 KiB the cost per datagram outweighs that.
+  // Several datagrams should fit into the window, or each waits for the acknowledgement of the one
+  // before it; below 8 KiB the cost per datagram outweighs that.
   constexpr int64_t kDatagramsPerWindow = 4;
   constexpr int64_t kSmallestCut = 8192;
-  const int64_t datagram = std::min({static_cast<int64_t>(route_datagram_bytes), theirs.max_datagram_bytes,
-                                     std::max(c.window_bytes / kDatagramsPerWindow, kSmallestCut)});
+  const int64_t datagram =
+      std::min({static_cast<int64_t>(route_datagram_bytes), theirs.max_datagram_bytes,
+                std::max(c.window_bytes / kDatagramsPerWindow, kSmallestCut)});
   c.max_datagram_bytes = static_cast<size_t>(datagram);
 
   c.min_rto = std::chrono::microseconds(config.min_rto_us);

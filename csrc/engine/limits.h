@@ -1,5 +1,5 @@
-// What two processes tell each other before the first packet, and what follows from it for their connection:
-// keys, first sequence numbers, and limits that both ends must respect. Pure functions.
+// What two processes tell each other before the first packet, and what follows from it for their
+// connection: keys, first sequence numbers, and limits that both ends must respect. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct Hello {
   int64_t max_datagram_bytes = 0;    // largest this end takes
   int64_t receive_buffer_bytes = 0;  // what this end's device keeps, shared by all who send to it
   int64_t eager_max_bytes = 0;
-  int64_t eager_buffer_bytes = 0;    // kept per peer
+  int64_t eager_buffer_bytes = 0;  // kept per peer
   bool operator==(const Hello&) const = default;
 };
 
@@ -36,9 +36,10 @@ struct LinkIdentity {
   int64_t processes = 2;
 };
 
-// The connection from identity.self to identity.peer. `route_datagram_bytes` is what the route to the peer
-// carries. Both ends arrive at matching keys, sequence numbers and eager limits.
-core::ConnectionConfig MakeConnectionConfig(const Config& config, const Hello& mine, const Hello& theirs,
-                                            const LinkIdentity& identity, size_t route_datagram_bytes);
+// The connection from identity.self to identity.peer. `route_datagram_bytes` is what the route to
+// the peer carries. Both ends arrive at matching keys, sequence numbers and eager limits.
+core::ConnectionConfig MakeConnectionConfig(const Config& config, const Hello& mine,
+                                            const Hello& theirs, const LinkIdentity& identity,
+                                            size_t route_datagram_bytes);
 
 }  // namespace uccl::engine

@@ -24,7 +24,8 @@ Hello SomeHello() {
 
 core::ConnectionConfig Make(const Config& config, const Hello& mine, const Hello& theirs,
                             int64_t processes = 2, size_t route = 65507) {
-  return MakeConnectionConfig(config, mine, theirs, {7, ProcessId{0}, ProcessId{1}, processes}, route);
+  return MakeConnectionConfig(config, mine, theirs, {7, ProcessId{0}, ProcessId{1}, processes},
+                              route);
 }
 
 TEST(Hello, EncodeDecode_IsIdentity) {
@@ -55,7 +56,8 @@ TEST(Hello, Decode_UnknownFieldsArePassedOver) {
 
 TEST(Hello, Decode_EveryFieldIsNeeded) {
   const std::string text = EncodeHello(SomeHello());
-  for (const char* key : {"backend", "at", "paths", "datagram", "receive", "eager", "eager_buffer"}) {
+  for (const char* key :
+       {"backend", "at", "paths", "datagram", "receive", "eager", "eager_buffer"}) {
     std::string cut = text;
     const size_t begin = cut.find(" " + std::string(key) + "=");
     ASSERT_NE(begin, std::string::npos) << key;
@@ -94,8 +96,10 @@ TEST(Limits, BothEndsMatch) {
   b.paths = 8;
   b.eager_max_bytes = 100;
   b.eager_buffer_bytes = 5 << 20;
-  const core::ConnectionConfig ab = MakeConnectionConfig(config, a, b, {7, ProcessId{0}, ProcessId{3}, 4}, 9000);
-  const core::ConnectionConfig ba = MakeConnectionConfig(config, b, a, {7, ProcessId{3}, ProcessId{0}, 4}, 9000);
+  const core::ConnectionConfig ab =
+      MakeConnectionConfig(config, a, b, {7, ProcessId{0}, ProcessId{3}, 4}, 9000);
+  const core::ConnectionConfig ba =
+      MakeConnectionConfig(config, b, a, {7, ProcessId{3}, ProcessId{0}, 4}, 9000);
   EXPECT_EQ(ab.send_key, ba.recv_key);
   EXPECT_EQ(ab.recv_key, ba.send_key);
   EXPECT_NE(ab.send_key, ab.recv_key);

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "csrc/wire/packet.h"
@@ -12,13 +13,13 @@
 namespace uccl::engine {
 namespace {
 
-// Datagrams read per turn. One batch, so that acknowledgements, which the connections gather per turn, leave
-// soon enough to keep the sender's window open.
+// Datagrams read per turn. One batch, so that acknowledgements, which the connections gather per
+// turn, leave soon enough to keep the sender's window open.
 constexpr size_t kReceiveBatch = 32;
 // Batches sent per turn before the device is looked at again.
-constexpr int kBatchesPerTurn = 2;
-// Datagrams a connection sends before the next one has its turn: fair in bytes among bulk senders, and a run of
-// one destination still shares a system call.
+constexpr int kBatchesPerTurn = 1;
+// Datagrams a connection sends before the next one has its turn: fair in bytes among bulk senders,
+// and a run of one destination still shares a system call.
 constexpr int kQuantum = 4;
 
 Nanos ReadClock() {
@@ -40,7 +41,8 @@ Hello MakeHello(const Config& config, const nic::NicBackend& nic) {
 
 }  // namespace
 
-Loop::Loop(const Config& config, std::unique_ptr<nic::NicBackend> nic, EngineSink* sink, CommandQueue* queue)
+Loop::Loop(const Config& config, std::unique_ptr<nic::NicBackend> nic, EngineSink* sink,
+           CommandQueue* queue)
     : config_(config),
       nic_(std::move(nic)),
       sink_(sink),
@@ -59,6 +61,10 @@ Status Loop::Run() {
       last_work_ = now;
     } else if (now - last_work_ >= spin) {
       Sleep(now);
+    } else {
+      // Where threads outnumber cores, the work this one waits for may need its core. Measured on 2
+      // busy cores: 8 bytes there and back in 50 us, against 640 us without the yield.
+      std::this_thread::yield();
     }
   }
 }
@@ -70,8 +76,8 @@ bool Loop::Turn(Nanos now) {
   worked |= FireTimers(now);
   DeliverEvents(now);
   worked |= Transmit(now);
-  // Events that transmitting caused, such as a failure noticed there, come with the next turn, which must not
-  // sleep before it.
+  // Events that transmitting caused, such as a failure noticed there, come with the next turn,
+  // which must not sleep before it.
   worked |= !touched_.empty() && !batch_.stalled();
   StepShutdown(now);
   return worked;
@@ -150,7 +156,8 @@ bool Loop::Transmit(Nanos now) {
   }
   bool sent = false;
   for (int round = 0; round < kBatchesPerTurn && !touched_.empty() && !batch_.stalled(); ++round) {
-    // Links with nothing more to send leave the list; a datagram, a command or a timer brings them back.
+    // Links with nothing more to send leave the list; a datagram, a command or a timer brings them
+    // back.
     while (!batch_.full() && !touched_.empty()) {
       if (round_robin_ >= touched_.size()) round_robin_ = 0;
       PeerLink* link = touched_[round_robin_];
@@ -194,10 +201,12 @@ void Loop::StepShutdown(Nanos now) {
     const bool unsent = !before_connect_.empty();
     if ((!waiting.empty() || unsent) && now < shutdown_deadline_) return;
     if (!waiting.empty()) {
-      outcome_ = Status::Error(StatusCode::kPeerTimeout,
-                               "shutdown: not everything sent was acknowledged by process " + waiting);
+      outcome_ =
+          Status::Error(StatusCode::kPeerTimeout,
+                        "shutdown: not everything sent was acknowledged by process " + waiting);
     } else if (unsent) {
-      outcome_ = Status::Error(StatusCode::kPeerTimeout, "shutdown: messages waited for a Connect that never came");
+      outcome_ = Status::Error(StatusCode::kPeerTimeout,
+                               "shutdown: messages waited for a Connect that never came");
     }
     for (const auto& link : links_) {
       if (link == nullptr) continue;
@@ -210,8 +219,9 @@ void Loop::StepShutdown(Nanos now) {
     stage_deadline_ = std::min(shutdown_deadline_, now + 2 * kLeaveGrace);
   }
   if (stage_ == Stage::kParting) {
-    const bool parted = std::all_of(links_.begin(), links_.end(),
-                                    [](const auto& link) { return link == nullptr || link->Parted(); });
+    const bool parted = std::all_of(links_.begin(), links_.end(), [](const auto& link) {
+      return link == nullptr || link->Parted();
+    });
     if (parted || now >= stage_deadline_) FinishShutdown(now);
   }
 }

@@ -3,8 +3,8 @@
 //   turn: commands -> datagrams in -> faults -> timers -> events to the sink -> datagrams out
 //   idle: turns without work for spin_us, then sleep until a datagram, a command or the next timer
 //
-// Owned by Engine. Run() and everything it calls belong to the engine thread, which is the only one to touch
-// the fields below, except that other threads push to the queue and call NicBackend::Wake.
+// Owned by Engine. Run() and everything it calls belong to the engine thread, which is the only one
+// to touch the fields below, except that other threads push to the queue and call NicBackend::Wake.
 #pragma once
 
 #include <memory>
@@ -26,17 +26,20 @@ namespace uccl::engine {
 
 class Loop final {
  public:
-  Loop(const Config& config, std::unique_ptr<nic::NicBackend> nic, EngineSink* sink, CommandQueue* queue);
+  Loop(const Config& config, std::unique_ptr<nic::NicBackend> nic, EngineSink* sink,
+       CommandQueue* queue);
 
   // Fixed from the start; any thread may read them.
   nic::NicBackend* nic() { return nic_.get(); }
   const Hello& hello() const { return hello_; }
 
-  // Returns after a ShutdownCommand was carried out, with its outcome. No callback comes afterwards.
+  // Returns after a ShutdownCommand was carried out, with its outcome. No callback comes
+  // afterwards.
   Status Run();
   // On the engine thread, or after Run returned.
   EngineStats Stats() const;
-  // What becomes of a command that comes after the end. The caller's thread runs the callbacks then.
+  // What becomes of a command that comes after the end. The caller's thread runs the callbacks
+  // then.
   void RefuseCommand(Command& command);
 
  private:
@@ -82,13 +85,14 @@ class Loop final {
   CommandQueue* const queue_;
   Hello hello_;
 
-  std::vector<std::unique_ptr<PeerLink>> links_;  // by process; null for this one; empty before Connect
+  std::vector<std::unique_ptr<PeerLink>>
+      links_;  // by process; null for this one; empty before Connect
   std::unordered_map<uint64_t, PeerLink*> by_key_;
   std::vector<PeerLink*> by_handle_;
-  std::vector<Command> commands_;       // taken from the queue, kept for its memory
-  std::vector<Command> before_connect_; // messages that wait for Connect
-  std::vector<PeerLink*> touched_;      // may have events or datagrams; each once
-  std::vector<char> is_touched_;        // by process
+  std::vector<Command> commands_;        // taken from the queue, kept for its memory
+  std::vector<Command> before_connect_;  // messages that wait for Connect
+  std::vector<PeerLink*> touched_;       // may have events or datagrams; each once
+  std::vector<char> is_touched_;         // by process
   size_t round_robin_ = 0;
   std::vector<nic::Incoming> incoming_;
   TransmitBatch batch_;

@@ -9,7 +9,8 @@
 namespace uccl::engine {
 namespace {
 
-void ReportTo(EngineSink* sink, ProcessId peer, core::EventKind kind, uint64_t token, Status status) {
+void ReportTo(EngineSink* sink, ProcessId peer, core::EventKind kind, uint64_t token,
+              Status status) {
   core::Event event;
   event.kind = kind;
   event.token = token;
@@ -39,8 +40,9 @@ PeerLink* Loop::FindLink(ProcessId peer) {
 PeerLink* Loop::LinkOrReport(ProcessId peer, core::EventKind kind, uint64_t token) {
   PeerLink* link = FindLink(peer);
   if (link == nullptr) {
-    Status status = Status::Error(StatusCode::kInvalidArgument,
-                                  "there is no connection to process " + std::to_string(ToInt(peer)));
+    Status status =
+        Status::Error(StatusCode::kInvalidArgument,
+                      "there is no connection to process " + std::to_string(ToInt(peer)));
     status.process = ToInt(peer);
     ReportTo(sink_, peer, kind, token, std::move(status));
   }
@@ -152,14 +154,16 @@ Status Loop::Connect(Nanos, const ConnectCommand& c) {
     Result<nic::PeerHandle> handle = nic_->AddPeer(theirs.value().nic_address);
     if (!handle.ok()) return named(handle.status());
     const LinkIdentity identity{c.session, c.self, peer, static_cast<int64_t>(c.addresses.size())};
-    const core::ConnectionConfig settings = MakeConnectionConfig(config_, hello_, theirs.value(), identity,
-                                                                 nic_->MaxDatagramBytes(handle.value()));
+    const core::ConnectionConfig settings = MakeConnectionConfig(
+        config_, hello_, theirs.value(), identity, nic_->MaxDatagramBytes(handle.value()));
     Result<std::unique_ptr<core::Connection>> connection = core::Connection::Make(settings);
     if (!connection.ok()) return named(connection.status());
-    links[i] = std::make_unique<PeerLink>(peer, handle.value(), std::move(connection.value()), sink_);
+    links[i] =
+        std::make_unique<PeerLink>(peer, handle.value(), std::move(connection.value()), sink_);
     if (!by_key.emplace(settings.recv_key, links[i].get()).second) {
       // One in 2^64 per pair of processes; another session number moves it.
-      return named(Status::Error(StatusCode::kProtocol, "two connections got the same key; start again"));
+      return named(
+          Status::Error(StatusCode::kProtocol, "two connections got the same key; start again"));
     }
     by_handle.resize(std::max<size_t>(by_handle.size(), handle.value() + size_t{1}), nullptr);
     by_handle[handle.value()] = links[i].get();

@@ -14,7 +14,8 @@ constexpr char kLeaving = 'L';  // the sender shuts down; nothing new comes from
 constexpr char kBye = 'B';      // the sender needs nothing more from us; answer to kLeaving
 constexpr char kPing = 'P';     // asks for no more than its acknowledgement
 
-// Between the bye to a peer that left and the failure of what it still owed: time for the bye to be sent.
+// Between the bye to a peer that left and the failure of what it still owed: time for the bye to be
+// sent.
 constexpr Nanos kLastWord = std::chrono::milliseconds(5);
 
 }  // namespace
@@ -72,8 +73,9 @@ void PeerLink::OnFault(Nanos now, const Status& fault) {
     connection_->Fail(fault);  // repeats for every datagram
     return;
   }
-  // Unreachable hosts and networks come and go with links and routes; the silence timer judges them. A peer
-  // that has left has closed its sockets in order, and what is outstanding has its own deadline.
+  // Unreachable hosts and networks come and go with links and routes; the silence timer judges
+  // them. A peer that has left has closed its sockets in order, and what is outstanding has its own
+  // deadline.
   if (fault.code != StatusCode::kPeerLost || left_) return;
   if (suspicion_.OnFault(now)) connection_->SendControl(now, std::string(1, kPing));
   if (suspicion_.condemned()) {
@@ -113,7 +115,8 @@ void PeerLink::DeliverEvents(Nanos now) {
       case core::EventKind::kRecvDone:
       case core::EventKind::kMismatch: {
         const auto it = outstanding_.find(event->token);
-        if (it == outstanding_.end()) break;  // withdrawn: the caller's again, it must not come back
+        if (it == outstanding_.end())
+          break;  // withdrawn: the caller's again, it must not come back
         Forget(it);
         if (!event->status.ok()) {
           event->status = Named(std::move(event->status));
@@ -129,8 +132,8 @@ void PeerLink::DeliverEvents(Nanos now) {
         failed_ = true;
         failure_ = Named(std::move(event->status));
         if (left_ && !aborting_) failure_ = ShutDownStatus();
-        // An abort is this side's own doing, and a peer that left in order is missed only by what was
-        // outstanding.
+        // An abort is this side's own doing, and a peer that left in order is missed only by what
+        // was outstanding.
         const bool missed = !aborting_ && (!left_ || any_failed);
         if (missed) sink_->OnPeerLost(id_, failure_);
         return;

@@ -1,5 +1,6 @@
-// One remote process as the engine sees it: the connection plus what is above the transport, which tokens are
-// outstanding, and the ways a peer goes away. Used on the engine thread only; time is an argument.
+// One remote process as the engine sees it: the connection plus what is above the transport, which
+// tokens are outstanding, and the ways a peer goes away. Used on the engine thread only; time is an
+// argument.
 //
 // How a peer goes away:
 //
@@ -8,11 +9,11 @@
 //    |                            +--outstanding for kLeaveGrace--> failed ("shut down")
 //    +--connection fails, or the network says so--> failed
 //
-// Leaving in order. A process that shuts down first has everything acknowledged, then says "leaving" and stays
-// to acknowledge retransmissions until each peer has said "bye": otherwise a lost last acknowledgement would
-// look like a death. After "leaving" a peer's early messages still meet receives posted later; only what
-// stays unmet is a loss. "leaving" and "bye" are control messages; one byte in front of every control message
-// tells the engine's own from the user's.
+// Leaving in order. A process that shuts down first has everything acknowledged, then says
+// "leaving" and stays to acknowledge retransmissions until each peer has said "bye": otherwise a
+// lost last acknowledgement would look like a death. After "leaving" a peer's early messages still
+// meet receives posted later; only what stays unmet is a loss. "leaving" and "bye" are control
+// messages; one byte in front of every control message tells the engine's own from the user's.
 #pragma once
 
 #include <cstdint>
@@ -60,8 +61,8 @@ class PeerLink final {
 
   // Shutdown of this engine. Leave: tells the peer, once.
   void Leave(Nanos now);
-  // Nothing of ours waits for an acknowledgement that could still come. A large send that the peer has not
-  // asked for yet counts: its bytes were handed in.
+  // Nothing of ours waits for an acknowledgement that could still come. A large send that the peer
+  // has not asked for yet counts: its bytes were handed in.
   bool Drained() const {
     return gone() || parted_in_order() || (outstanding_sends_ == 0 && connection_->Drained());
   }
@@ -86,17 +87,18 @@ class PeerLink final {
   std::unique_ptr<core::Connection> connection_;
   EngineSink* const sink_;
 
-  std::unordered_map<uint64_t, bool> outstanding_;  // token -> is a send; what the sink has not heard of yet
+  std::unordered_map<uint64_t, bool>
+      outstanding_;  // token -> is a send; what the sink has not heard of yet
   size_t outstanding_sends_ = 0;
   Suspicion suspicion_;
   std::string last_fault_;  // what the network last said about the peer; added to failures
-  bool failed_ = false;  // the connection's end was delivered; `failure_` says why
+  bool failed_ = false;     // the connection's end was delivered; `failure_` says why
   Status failure_;
   bool aborting_ = false;
 
-  bool left_ = false;          // "leaving" arrived
-  Nanos grace_end_ = kNever;   // while left_ and something is outstanding
-  bool leaving_ = false;       // we said "leaving"
+  bool left_ = false;         // "leaving" arrived
+  Nanos grace_end_ = kNever;  // while left_ and something is outstanding
+  bool leaving_ = false;      // we said "leaving"
   bool bye_sent_ = false, bye_received_ = false;
 };
 

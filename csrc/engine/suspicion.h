@@ -1,7 +1,9 @@
-// When to believe the network that a peer is gone. A port-unreachable message is a strong hint, not a proof:
-// it may be forged, or stem from a firewall rule that comes and goes. Pure: time is an argument.
+// When to believe the network that a peer is gone. A port-unreachable message is a strong hint, not
+// a proof: it may be forged, or stem from a firewall rule that comes and goes. Pure: time is an
+// argument.
 //
-//   trusted --fault, heard before--> suspected --kFaults faults, the last kSpan after the first--> condemned
+//   trusted --fault, heard before--> suspected --kFaults faults, the last kSpan after the first-->
+//   condemned
 //      ^                                 |
 //      +------- datagram arrives --------+
 //
@@ -14,8 +16,8 @@ namespace uccl::engine {
 
 class Suspicion final {
  public:
-  // A host whose process died answers every probe; three over a fifth of a second are beyond coincidence,
-  // and still far below the seconds that silence alone needs.
+  // A host whose process died answers every probe; three over a fifth of a second are beyond
+  // coincidence, and still far below the seconds that silence alone needs.
   static constexpr int kFaults = 3;
   static constexpr Nanos kSpan = std::chrono::milliseconds(200);
 
@@ -23,8 +25,8 @@ class Suspicion final {
     heard_ = true;
     faults_ = 0;
   }
-  // Returns true when this fault begins a suspicion: the caller should then send the peer something that it
-  // would answer.
+  // Returns true when this fault begins a suspicion: the caller should then send the peer something
+  // that it would answer.
   bool OnFault(Nanos now) {
     if (!heard_) return false;
     if (faults_ == 0) first_fault_ = now;

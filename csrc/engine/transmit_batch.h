@@ -1,10 +1,11 @@
-// Datagrams on their way from connections to the device: gathered into batches, and kept when the device is
-// full. Used on the engine thread only.
+// Datagrams on their way from connections to the device: gathered into batches, and kept when the
+// device is full. Used on the engine thread only.
 //
-// Headers live in memory of the connection that its next datagram overwrites, so they are copied here; payloads
-// point into user memory and are not. They must stay valid until Flush, which the engine guarantees by calling
-// nothing but PollTransmit between Add and Flush. What a full device refuses is copied whole, because
-// the buffers may be withdrawn before it takes datagrams again; that is rare, the memory comes and stays.
+// Headers live in memory of the connection that its next datagram overwrites, so they are copied
+// here; payloads point into user memory and are not. They must stay valid until Flush, which the
+// engine guarantees by calling nothing but PollTransmit between Add and Flush. What a full device
+// refuses is copied whole, because the buffers may be withdrawn before it takes datagrams again;
+// that is rare, the memory comes and stays.
 #pragma once
 
 #include <array>
@@ -20,7 +21,8 @@ namespace uccl::engine {
 
 class TransmitBatch final {
  public:
-  // Enough to spread one system call over; the kernel's copy of a larger batch would leave the cache.
+  // Enough to spread one system call over; the kernel's copy of a larger batch would leave the
+  // cache.
   static constexpr size_t kCapacity = 32;
 
   TransmitBatch() : headers_(kCapacity) { batch_.reserve(kCapacity); }

@@ -72,7 +72,8 @@ TEST(TransmitBatch, Flush_KeepsWhatIsRefusedAlthoughBuffersChange) {
   nic.room = 100;
   EXPECT_TRUE(batch.Flush(&nic));
   EXPECT_FALSE(batch.stalled());
-  EXPECT_EQ(nic.sent, (std::vector<std::string>{"1/0:hp0", "1/0:hp1", "1/0:hp2", "1/0:hp3", "1/0:hp4"}));
+  EXPECT_EQ(nic.sent,
+            (std::vector<std::string>{"1/0:hp0", "1/0:hp1", "1/0:hp2", "1/0:hp3", "1/0:hp4"}));
 }
 
 TEST(TransmitBatch, Full_AtCapacity) {

@@ -1,5 +1,6 @@
-// What the engine needs of a network device. One implementation per folder (udp/, later shm/, verbs/, sim/),
-// one row each in registry.cc. All calls come from the engine thread that owns the backend.
+// What the engine needs of a network device. One implementation per folder (udp/, later shm/,
+// verbs/, sim/), one row each in registry.cc. All calls come from the engine thread that owns the
+// backend.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,8 @@ namespace uccl::nic {
 using PeerHandle = uint32_t;
 
 struct Capabilities {
-  bool ordered = false;          // datagrams of one path arrive in order
-  size_t max_datagram_bytes = 0; // of the local interface
+  bool ordered = false;           // datagrams of one path arrive in order
+  size_t max_datagram_bytes = 0;  // of the local interface
   uint16_t num_paths = 1;
   int64_t receive_buffer_bytes = 0;  // what the device keeps before it drops; shared by all peers
 };
@@ -34,9 +35,9 @@ struct Incoming {
   Bytes datagram;  // valid until the next Poll
 };
 
-// A fault that the network reported about a peer. The code says what to make of it: kPeerLost, the host answered
-// that nobody listens there (ICMP port unreachable); kNicError, sending will fail until a setting is changed;
-// kAllPathsFailed, the peer cannot be reached now, which may pass.
+// A fault that the network reported about a peer. The code says what to make of it: kPeerLost, the
+// host answered that nobody listens there (ICMP port unreachable); kNicError, sending will fail
+// until a setting is changed; kAllPathsFailed, the peer cannot be reached now, which may pass.
 struct Fault {
   PeerHandle peer{};
   Status status;
@@ -49,16 +50,17 @@ class NicBackend {
   // Opaque text for the peer's AddPeer, exchanged at start-up.
   virtual std::string LocalAddress() const = 0;
   virtual Result<PeerHandle> AddPeer(const std::string& remote_address) = 0;
-  // Datagram bytes that the route to this peer carries (the smaller of local and remote limits is the engine's work).
+  // Datagram bytes that the route to this peer carries (the smaller of local and remote limits is
+  // the engine's work).
   virtual size_t MaxDatagramBytes(PeerHandle peer) const = 0;
-  // Returns how many of `batch`, from the front, were taken; fewer when the device is full. A hard error of
-  // one datagram counts as taken (it is like loss) and shows in stats and faults.
+  // Returns how many of `batch`, from the front, were taken; fewer when the device is full. A hard
+  // error of one datagram counts as taken (it is like loss) and shows in stats and faults.
   virtual size_t PostSend(std::span<const Outgoing> batch) = 0;
   // Fills `out` with what has arrived and returns the number; never blocks.
   virtual size_t Poll(std::span<Incoming> out) = 0;
   virtual std::vector<Fault> PollFaults() = 0;
-  // Sleeps until a datagram is readable, Wake() was called, or `timeout` passed (kNever: no limit). When
-  // `want_send` is set it also returns once the device can take datagrams again.
+  // Sleeps until a datagram is readable, Wake() was called, or `timeout` passed (kNever: no limit).
+  // When `want_send` is set it also returns once the device can take datagrams again.
   virtual void Wait(Nanos timeout, bool want_send) = 0;
   // The one call that any thread may make: ends the current or the next Wait.
   virtual void Wake() = 0;
@@ -70,7 +72,8 @@ struct BackendRow {
   const char* summary;
 };
 std::span<const BackendRow> Backends();
-// kInvalidArgument with the known names for an unknown one; the backend's own reason when it cannot open.
+// kInvalidArgument with the known names for an unknown one; the backend's own reason when it cannot
+// open.
 Result<std::unique_ptr<NicBackend>> OpenBackend(const Config& config);
 
 }  // namespace uccl::nic

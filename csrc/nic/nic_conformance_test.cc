@@ -1,5 +1,6 @@
-// What every network backend must do, run over each row of the registry. Two backends of the same kind live
-// in this process and send to each other. A backend that cannot open here is skipped with its reason.
+// What every network backend must do, run over each row of the registry. Two backends of the same
+// kind live in this process and send to each other. A backend that cannot open here is skipped with
+// its reason.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -17,7 +18,8 @@ namespace uccl::nic {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr Nanos kPatience = std::chrono::seconds(20);  // a hang ends the test, nothing waits this long
+constexpr Nanos kPatience =
+    std::chrono::seconds(20);  // a hang ends the test, nothing waits this long
 
 std::vector<std::byte> Pattern(size_t size, uint32_t seed) {
   std::vector<std::byte> bytes(size);
@@ -100,7 +102,8 @@ TEST_P(NicConformance, PostSend_GathersHeaderAndPayloadOfEverySize) {
   const size_t largest = a_->MaxDatagramBytes(to_b_);
   const std::vector<std::byte> header = Pattern(40, 1);
   for (const size_t size : {size_t{41}, size_t{1000}, size_t{1200}, largest / 2, largest}) {
-    const std::vector<std::byte> payload = Pattern(size - header.size(), static_cast<uint32_t>(size));
+    const std::vector<std::byte> payload =
+        Pattern(size - header.size(), static_cast<uint32_t>(size));
     const Outgoing out{to_b_, PathId{0}, header, payload};
     PostAll(a_.get(), std::span(&out, 1));
     const std::vector<Received> got = Collect(b_.get(), 1);
@@ -156,8 +159,8 @@ TEST_P(NicConformance, PostSend_BothDirectionsDoNotMix) {
 }
 
 TEST_P(NicConformance, PostSend_BeyondTheReceiversBufferLosesButNeverCorrupts) {
-  // Twice what the receiver says it keeps, with nobody reading: some is lost, at least what was promised
-  // arrives, and afterwards the device still works.
+  // Twice what the receiver says it keeps, with nobody reading: some is lost, at least what was
+  // promised arrives, and afterwards the device still works.
   const size_t size = std::min<size_t>(a_->MaxDatagramBytes(to_b_), 16384);
   const size_t promised = static_cast<size_t>(b_->capabilities().receive_buffer_bytes) / size;
   const size_t count = std::min<size_t>(promised * 2, 8192);
@@ -234,8 +237,8 @@ TEST_P(NicConformance, Wake_BeforeWaitEndsIt) {
 }
 
 TEST_P(NicConformance, Wake_FromOtherThreadsIsNeverLost) {
-  // Ping-pong of 2000 rounds between this thread, which sleeps without limit, and one that wakes it after
-  // publishing a number. A lost wake hangs (the test runner's timeout ends it).
+  // Ping-pong of 2000 rounds between this thread, which sleeps without limit, and one that wakes it
+  // after publishing a number. A lost wake hangs (the test runner's timeout ends it).
   constexpr int kRounds = 2000;
   std::atomic<int> published{0}, consumed{0};
   std::thread waker([&] {

@@ -8,7 +8,8 @@ namespace uccl::nic {
 namespace {
 
 constexpr std::array kBackends = {
-    BackendRow{"udp", &udp::OpenUdp, "UDP sockets: any IP network, no privileges, one socket per path"},
+    BackendRow{"udp", &udp::OpenUdp,
+               "UDP sockets: any IP network, no privileges, one socket per path"},
 };
 
 }  // namespace
@@ -22,8 +23,8 @@ Result<std::unique_ptr<NicBackend>> OpenBackend(const Config& config) {
     if (!known.empty()) known += ", ";
     known += row.name;
   }
-  return Status::Error(StatusCode::kInvalidArgument, "setting backend=\"" + config.backend +
-                                                         "\" is unknown; known are " + known);
+  return Status::Error(StatusCode::kInvalidArgument,
+                       "setting backend=\"" + config.backend + "\" is unknown; known are " + known);
 }
 
 }  // namespace uccl::nic

@@ -21,6 +21,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from typing import Any
 
 from jax_uccl import _uccl
@@ -351,15 +352,50 @@ def _run_join(
     join.done.set()
 
 
+# --- at exit ----------------------------------------------------------------------------------------
+
+
+def _finish_dispatched() -> None:
+    """Waits for programs that run on unobserved: their operations are part of what the peers compute.
+
+    Bounded: operations have deadlines. Alone in the job nobody else would miss one, so there an operation
+    without progress is given up after `shutdown_timeout_ms`.
+    """
+    with _lock:
+        alone, patience = _state is _State.LOCAL, _settings.get("shutdown_timeout_ms", 0) / 1000
+        idle = _state is _State.IDLE
+    if idle:
+        return
+    marker = compat.dispatch_marker("cpu")
+    progress, since, pause = None, time.monotonic(), 0.001
+    while marker is not None and not marker.is_ready():
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+        counts = _uccl.stats()
+        now = (counts["operations_started"], counts["operations_in_flight"])
+        if now != progress or now[1] == 0:
+            progress, since = now, time.monotonic()
+        elif alone and time.monotonic() - since > patience:
+            return
+
+
 def _at_exit() -> None:
     """Ends everything before JAX does: an operation that never completes would hang the interpreter.
 
     Exit functions run in reverse order of registration, and importing jax has registered its own.
     """
     try:
+        failure = getattr(sys, "last_value", None)  # what ended the program, if it was an exception
+        if failure is None:
+            _finish_dispatched()
+        else:
+            _uccl.abort(f"the program ended with {type(failure).__name__}: {failure}")
         shutdown()
     except UcclError as error:
         _log.warning("at exit: %s", error)
+    finally:
+        # A program that still runs would wait for what no longer exists.
+        _uccl.abort("the interpreter has exited")
 
 
 atexit.register(_at_exit)

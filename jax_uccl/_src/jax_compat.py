@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import distributed as _distributed
@@ -224,3 +225,20 @@ def distributed_job() -> DistributedJob | None:
     return DistributedJob(
         state.client, state.process_id, state.num_processes, str(state.coordinator_address or "")
     )
+
+
+def dispatch_marker(platform: str) -> Any | None:
+    """An array that becomes ready after all programs that this thread has dispatched so far.
+
+    Only if the platform's client exists already; None otherwise. JAX runs the programs of one thread in
+    order, those on several devices one at a time, but has no way to wait for them without their results.
+    """
+    found = backend_devices(platform)
+    if found is None:
+        return None
+    client, devices = found
+    local = [d for d in devices if d.process_index == client.process_index()]
+    mesh = jax.sharding.Mesh(np.array(local), ("d",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    zeros = jax.device_put(np.zeros(len(local), np.float32), sharding)
+    return jax.jit(lambda x: x + 1, out_shardings=sharding)(zeros)

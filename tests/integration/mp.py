@@ -29,6 +29,7 @@ from typing import Any
 
 from child_report import REPORT_VARIABLE
 
+import jax_uccl
 from jax_uccl._src.launch_job import Job
 from jax_uccl._src.launch_output import STDERR, STDOUT
 from jax_uccl._src.launch_supervisor import run_job
@@ -93,7 +94,9 @@ def run_processes(
             path = folder / "child.py"
             path.write_text(textwrap.dedent(script))
         capture = _Capture()
-        paths = [str(_HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        # The children import the same jax_uccl as this process, installed or not.
+        package_root = pathlib.Path(jax_uccl.__file__).parents[1]
+        paths = [str(_HERE), str(package_root), *filter(None, [os.environ.get("PYTHONPATH")])]
         job = Job(
             command=[str(path), *args],
             size=n,

@@ -189,10 +189,10 @@ def test_overlapping_and_disjoint_groups(layout: tuple[int, int]) -> None:
     )
 
 
-@pytest.mark.parametrize("layout", SOME_LAYOUTS)
+@pytest.mark.parametrize("layout", [(2, 1), (4, 1), (2, 4)])
 def test_one_rank_slow_cached_recompiled_or_busy(layout: tuple[int, int], tmp_path: pathlib.Path) -> None:
-    # Rank 0 has a persistent cache that it filled in an earlier job; the last rank sleeps, compiles other things,
-    # clears its caches and runs single-device programs between.
+    # One function traced once and called 16 times. Rank 0 has a persistent cache that it filled in an earlier job; the
+    # last rank sleeps, compiles other things, clears its caches and runs single-device programs between.
     body = """
         if rank == 0:
             jax.config.update("jax_compilation_cache_dir", os.environ["CACHE"])
@@ -200,11 +200,11 @@ def test_one_rank_slow_cached_recompiled_or_busy(layout: tuple[int, int], tmp_pa
             jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
         inner = jax.jit(lambda v: jax_uccl.all_to_all(v, "x", 0, 0, tiled=True))
         def step(x):
-            return sum(inner(jnp.dot(x, jnp.full((3, 3), i + 1.0))) for i in range(5)), jax_uccl.psum(x, "x")
+            return sum(inner(jnp.dot(x, jnp.full((3, 3), i + 1.0))) for i in range(16)), jax_uccl.psum(x, "x")
         g = jax.jit(smap(step, (P("x"), P())))
         x = data(n * n, 3)
         arg = place(x)
-        want = exchange(x @ np.full((3, 3), 15.0, np.float32))
+        want = exchange(x @ np.full((3, 3), 136.0, np.float32))
         total = x.reshape(n, n, 3).sum(0)
         for i in range(12):
             if rank == size - 1 and i % 3 == 1:

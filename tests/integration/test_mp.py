@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import mp
 import pytest
 
@@ -59,6 +61,22 @@ def test_failure_raises_when_checked(end_on_failure):
     script = FAILS.format(waits=False)
     with pytest.raises(mp.ProcessesFailed, match="boom"):
         run(script, 2, check=True, end_on_failure=end_on_failure)
+
+
+def test_nothing_stays_behind():
+    (result,) = run(
+        """
+        import subprocess, sys
+        from child_report import report
+        stays = "import signal\\nwhile True: signal.pause()"
+        report(subprocess.Popen([sys.executable, "-c", stays]).pid)
+        """,
+        1,
+        check=True,
+    )
+    fields = pathlib.Path(f"/proc/{result.value}/stat")
+    # It is gone, or a zombie that init has not yet reaped.
+    assert not fields.exists() or fields.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_timeout_shows_where_each_process_is():

@@ -29,14 +29,16 @@ def reference(tmp_path_factory):
     # The test session's own device count must not reach it.
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     command = [sys.executable, str(EXAMPLE), *map(str, arguments)]
-    subprocess.run(command, env=env, check=True, timeout=120)
+    subprocess.run(command, env=env, check=True, timeout=250)
     return json.loads(path.read_text())
 
 
 def run_example(tmp_path, processes, devices_per_process, *more):
     path = tmp_path / "history.json"
     arguments = [str(value) for value in (*TINY, "--json", path, *more)]
-    results = mp.run_processes(EXAMPLE, processes, devices_per_process, arguments, check=True)
+    results = mp.run_processes(
+        EXAMPLE, processes, devices_per_process, arguments, timeout=250, check=True
+    )
     return json.loads(path.read_text()), results
 
 
@@ -49,13 +51,15 @@ def assert_same_training(history, reference):
 
 def test_reference_learns(reference):
     # Guards the comparisons below: equal losses of a model that stands still would prove little.
-    assert reference["train"][0] == pytest.approx(np.log(256), abs=0.05)
-    assert reference["train"][-1] < reference["train"][0] - 0.3
+    assert reference["train"][0] == pytest.approx(np.log(256), abs=1.0)
+    assert reference["train"][-1] < reference["train"][0] - 0.5
     assert reference["held_out"][-1][1] < reference["held_out"][0][1]
     assert 0.0 < np.max(reference["dropped"]) < 0.5  # Capacity matters in this run.
 
 
-@pytest.mark.parametrize(("processes", "devices"), [(4, 1), (2, 2), (1, 4)])
+@pytest.mark.parametrize(
+    ("processes", "devices"), [(4, 1), (2, 2), pytest.param(1, 4, marks=pytest.mark.slow)]
+)
 def test_uccl_equals_lax(reference, tmp_path, processes, devices):
     history, results = run_example(tmp_path, processes, devices)
     assert history["processes"] == processes and history["devices"] == 4
@@ -68,6 +72,7 @@ def test_uccl_equals_lax(reference, tmp_path, processes, devices):
     assert all(result.stdout == "" for result in results[1:])
 
 
+@pytest.mark.slow
 def test_number_of_devices_does_not_matter(reference, tmp_path):
     history, _ = run_example(tmp_path, 2, 1)
     assert history["devices"] == 2

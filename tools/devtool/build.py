@@ -38,8 +38,13 @@ def _compile(folder: Path, environment: Environment, target: str = "all") -> Non
     run(command, env=environment.env())
 
 
-def build_module(environment: Environment, headers: Path, *, with_tests: bool) -> Path:
-    """The extension module, into jax_uccl/, and the C++ tests if wanted; the build folder."""
+def build_module(
+    environment: Environment, headers: Path, *, with_tests: bool, rooms: Path | None = None
+) -> Path:
+    """The extension module, into jax_uccl/, and the C++ tests if wanted; the build folder.
+
+    With rooms, a build folder of the same sources, only what depends on the Python is compiled.
+    """
     system.need_compiler()
     if with_tests:
         system.need_gtest()
@@ -48,6 +53,7 @@ def build_module(environment: Environment, headers: Path, *, with_tests: bool) -
         "CMAKE_BUILD_TYPE": "Release",
         "JAX_UCCL_BUILD_PYTHON": "ON",
         "JAX_UCCL_INPLACE": "ON",
+        "JAX_UCCL_ROOMS_FROM": str(rooms or ""),
         "JAX_UCCL_WERROR": "ON",
         "JAX_UCCL_XLA_INCLUDE_DIR": str(headers),
         "Python_EXECUTABLE": str(environment.python),
@@ -82,5 +88,6 @@ def build_sanitized(environment: Environment, headers: Path, sanitizer: str) -> 
 def build_all(environments: list[Environment]) -> None:
     """The modules of all environments; the C++ tests come with the first."""
     headers = pythons.xla_headers(environments)
-    for index, environment in enumerate(environments):
-        build_module(environment, headers, with_tests=index == 0)
+    rooms = build_module(environments[0], headers, with_tests=True)
+    for environment in environments[1:]:
+        build_module(environment, headers, with_tests=False, rooms=rooms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _clean(everything: bool) -> None:
     testing.shut_bazel_down()
-    products = [ROOT / "build", ROOT / "dist", ROOT / "demo_out"]
+    products = [ROOT / "build", ROOT / "dist", ROOT / "train_moe_out"]
     products += (ROOT / "jax_uccl").glob("_uccl*.so")
     products += [p for name in ("__pycache__", ".*_cache") for p in ROOT.glob(name)]
     for folder in ("jax_uccl", "tests", "tools", "examples", "benchmarks"):
@@ -127,7 +128,12 @@ def _main(options: argparse.Namespace) -> int:
     return 0
 
 
+def _stop(signum: int, _frame: object) -> None:
+    raise SystemExit(128 + signum)  # unwinding ends the child that runs at the moment
+
+
 def main() -> int:
+    signal.signal(signal.SIGTERM, _stop)
     try:
         return _main(_parser().parse_args())
     except DevError as error:

@@ -16,8 +16,8 @@ namespace uccl::core {
 class PathSelector {
  public:
   virtual ~PathSelector() = default;
-  // `avoid` is the path of the lost transmission when this is a retransmission; another one is taken if there is
-  // another. `paths` is not empty.
+  // `avoid` is the path of the lost transmission when this is a retransmission; another one is
+  // taken if there is another. `paths` is not empty.
   virtual PathId Select(std::span<const PathState> paths, std::optional<PathId> avoid) = 0;
 };
 

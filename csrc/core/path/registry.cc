@@ -27,10 +27,14 @@ class RoundRobin final : public PathSelector {
 };
 
 constexpr std::array kRows = {
-    PathSelectorRow{"single", [](uint64_t) -> std::unique_ptr<PathSelector> { return std::make_unique<Single>(); },
-                    "all packets on the first path"},
+    PathSelectorRow{
+        "single",
+        [](uint64_t) -> std::unique_ptr<PathSelector> { return std::make_unique<Single>(); },
+        "all packets on the first path"},
     PathSelectorRow{"round_robin",
-                    [](uint64_t seed) -> std::unique_ptr<PathSelector> { return std::make_unique<RoundRobin>(seed); },
+                    [](uint64_t seed) -> std::unique_ptr<PathSelector> {
+                      return std::make_unique<RoundRobin>(seed);
+                    },
                     "packets take the paths in turn"},
 };
 
@@ -44,7 +48,8 @@ Result<std::unique_ptr<PathSelector>> MakePathSelector(const std::string& name, 
     if (name == row.name) return row.make(seed);
     known += (known.empty() ? "" : ", ") + std::string(row.name);
   }
-  return Status::Error(StatusCode::kInvalidArgument, "unknown path_policy `" + name + "`; known: " + known);
+  return Status::Error(StatusCode::kInvalidArgument,
+                       "unknown path_policy `" + name + "`; known: " + known);
 }
 
 }  // namespace uccl::core

@@ -10,7 +10,8 @@ namespace {
 bool IsStale(const SentLedger& ledger, const PathState::Flight& flight, size_t path) {
   if (flight.psn < ledger.base()) return true;
   const SentPacket& packet = ledger.at(flight.psn);
-  return packet.state != SentState::kInFlight || packet.path_seq != flight.path_seq || ToInt(packet.path) != path;
+  return packet.state != SentState::kInFlight || packet.path_seq != flight.path_seq ||
+         ToInt(packet.path) != path;
 }
 
 }  // namespace

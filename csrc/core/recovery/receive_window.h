@@ -1,5 +1,5 @@
-// Which packets of the peer have arrived: the first missing one and a bitmap behind it. Because a PSN names one
-// content for ever, accepting each PSN once is what makes delivery exactly-once.
+// Which packets of the peer have arrived: the first missing one and a bitmap behind it. Because a
+// PSN names one content for ever, accepting each PSN once is what makes delivery exactly-once.
 #pragma once
 
 #include <algorithm>
@@ -39,15 +39,18 @@ class ReceiveWindow {
     }
   }
   uint32_t next() const { return static_cast<uint32_t>(next_); }
-  // Writes the bitmap of the packets after the first missing one, at most `limit` bytes; returns its size.
+  // Writes the bitmap of the packets after the first missing one, at most `limit` bytes; returns
+  // its size.
   size_t FillBitmap(std::byte* out, size_t limit) const {
     if (highest_ <= next_ + 1) return 0;
     const size_t bytes = std::min<size_t>((highest_ - next_ - 1 + 7) / 8, limit);
     for (size_t i = 0; i < bytes; i += 8) {
       const uint64_t value = Bits(next_ + 1 + i * 8);
-      for (size_t k = 0; k < std::min<size_t>(8, bytes - i); ++k) out[i + k] = static_cast<std::byte>(value >> (8 * k));
+      for (size_t k = 0; k < std::min<size_t>(8, bytes - i); ++k)
+        out[i + k] = static_cast<std::byte>(value >> (8 * k));
     }
-    // The ring ends within the last byte when the window is full to the brim; what follows is its beginning.
+    // The ring ends within the last byte when the window is full to the brim; what follows is its
+    // beginning.
     const uint64_t covered = bytes * 8, known = highest_ - next_ - 1;
     if (covered > known) out[bytes - 1] &= static_cast<std::byte>(0xff >> (covered - known));
     return bytes;

@@ -23,8 +23,8 @@ struct SentPacket {
   SentState state = SentState::kInFlight;
   uint16_t transmissions = 0;
   PathId path{}, previous_path{};
-  uint64_t path_seq = 0;  // of the last transmission
-  Nanos sent{};           // last transmission
+  uint64_t path_seq = 0, previous_path_seq = 0;
+  Nanos sent{};  // last transmission
 };
 
 // A ring over [base, next). Grows by doubling up to the receive window, then never allocates.

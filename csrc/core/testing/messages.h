@@ -57,4 +57,21 @@ class GuardedBuffer final {
   std::vector<std::byte> bytes_;
 };
 
+// A message with its contents and the memory it is received into; its tag is its token.
+struct TestMessage {
+  TestMessage(uint64_t token_in, size_t size, uint64_t digest = 7)
+      : token(token_in),
+        info(Describe(token_in, size, digest)),
+        contents(Pattern(size, token_in)),
+        target(size) {}
+  // All there, and nothing beside it.
+  bool Arrived() { return target.Holds(contents) && target.GuardsIntact(); }
+  bool Untouched() { return target.IsClear() && target.GuardsIntact(); }
+
+  uint64_t token;
+  MessageInfo info;
+  std::vector<std::byte> contents;
+  GuardedBuffer target;
+};
+
 }  // namespace uccl::core::testing

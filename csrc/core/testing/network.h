@@ -1,5 +1,5 @@
-// A network in memory between two ends, in virtual time: every direction of every path delays, jitters, drops,
-// duplicates, corrupts or goes dark on its own. All chance comes from one seed.
+// A network in memory between two ends, in virtual time: every direction of every path delays,
+// jitters, drops, duplicates, corrupts or goes dark on its own. All chance comes from one seed.
 #pragma once
 
 #include <algorithm>
@@ -78,7 +78,8 @@ class Network final {
       arrival.bytes.insert(arrival.bytes.end(), payload.begin(), payload.end());
       if (link.corrupt > 0 && random_.Chance(link.corrupt)) Corrupt(&arrival.bytes);
       Nanos delay = link.delay;
-      if (link.jitter > Nanos(0)) delay += Nanos(random_.Below(static_cast<uint64_t>(link.jitter.count()) + 1));
+      if (link.jitter > Nanos(0))
+        delay += Nanos(random_.Below(static_cast<uint64_t>(link.jitter.count()) + 1));
       arrival.time = now + delay;
       arrival.to = 1 - from;
       arrival.path = path;

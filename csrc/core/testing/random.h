@@ -1,5 +1,5 @@
-// Seeded random numbers of tests: small, fast, and the same on every platform (the distributions of <random> are
-// not).
+// Seeded random numbers of tests: small, fast, and the same on every platform (the distributions of
+// <random> are not).
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,6 @@
-// Two connections joined by a Network, driven in virtual time the way an engine drives them: arrivals, timers,
-// events, then all that wants to be sent. Actions of the application are scheduled like arrivals.
+// Two connections joined by a Network, driven in virtual time the way an engine drives them:
+// arrivals, timers, events, then all that wants to be sent. Actions of the application are
+// scheduled like arrivals.
 #pragma once
 
 #include <algorithm>
@@ -53,7 +54,9 @@ class Simulation final {
   // Called after every instant.
   void set_on_instant(std::function<void()> fn) { on_instant_ = std::move(fn); }
   std::vector<Event>& events(int i) { return events_[i]; }
-  void At(Nanos time, std::function<void()> action) { actions_.emplace(std::max(time, now_), std::move(action)); }
+  void At(Nanos time, std::function<void()> action) {
+    actions_.emplace(std::max(time, now_), std::move(action));
+  }
   // An end that is off neither receives nor sends nor fires timers: its process is gone or stopped.
   void set_off(int i, bool off) { off_[i] = off; }
 
@@ -69,6 +72,16 @@ class Simulation final {
       Instant(next);
     }
     return true;
+  }
+  // Waits until end `i` has an event of this kind and token.
+  bool RunUntilEvent(int i, EventKind kind, uint64_t token, Nanos deadline) {
+    return RunUntil([&] { return Find(i, kind, token) != nullptr; }, deadline);
+  }
+  const Event* Find(int i, EventKind kind, uint64_t token) const {
+    for (const Event& event : events_[i]) {
+      if (event.kind == kind && event.token == token) return &event;
+    }
+    return nullptr;
   }
   void RunFor(Nanos duration) {
     RunUntil([] { return false; }, now_ + duration);

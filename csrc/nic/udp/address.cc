@@ -1,4 +1,5 @@
-// Parsing and printing of UDP addresses. Peers' texts come over the network, so nothing in them is trusted.
+// Parsing and printing of UDP addresses. Peers' texts come over the network, so nothing in them is
+// trusted.
 #include "csrc/nic/udp/address.h"
 
 #include <arpa/inet.h>
@@ -66,8 +67,9 @@ Result<SocketAddress> ParseIp(const std::string& ip) {
     address.size = sizeof(sockaddr_in6);
     return address;
   }
-  return Status::Error(StatusCode::kInvalidArgument,
-                       "\"" + ip + "\" is not a numeric IPv4 or IPv6 address (give 192.0.2.2 or fd00::2)");
+  return Status::Error(
+      StatusCode::kInvalidArgument,
+      "\"" + ip + "\" is not a numeric IPv4 or IPv6 address (give 192.0.2.2 or fd00::2)");
 }
 
 std::string IpText(const SocketAddress& address) {
@@ -89,7 +91,7 @@ std::string ToText(const EndpointSet& set) {
 }
 
 Result<EndpointSet> FromText(const std::string& text) {
-  size_t ip_end = 0;   // one past the last character of the address
+  size_t ip_end = 0;  // one past the last character of the address
   size_t ip_begin = 0;
   size_t colon = 0;
   if (!text.empty() && text[0] == '[') {

@@ -1,6 +1,6 @@
 // The text form of a UDP endpoint set and its socket addresses: `192.0.2.2:40001,40002` or
-// `[fd00::2]:40001,40002`, one port per path. Numeric addresses only: a name would need a resolver, which
-// blocks and can answer differently on every process.
+// `[fd00::2]:40001,40002`, one port per path. Numeric addresses only: a name would need a resolver,
+// which blocks and can answer differently on every process.
 #pragma once
 
 #include <netinet/in.h>

@@ -10,7 +10,8 @@ namespace uccl::nic::udp {
 namespace {
 
 TEST(UdpAddress, FromText_RoundTrips) {
-  for (const char* text : {"127.0.0.1:1", "192.0.2.255:65535,1,40000", "[::1]:7", "[fd00::2]:1,2,3"}) {
+  for (const char* text :
+       {"127.0.0.1:1", "192.0.2.255:65535,1,40000", "[::1]:7", "[fd00::2]:1,2,3"}) {
     Result<EndpointSet> set = FromText(text);
     ASSERT_TRUE(set.ok()) << set.status().ToString();
     EXPECT_EQ(ToText(set.value()), text);
@@ -19,9 +20,9 @@ TEST(UdpAddress, FromText_RoundTrips) {
 
 TEST(UdpAddress, FromText_RefusesWhatIsNotAnAddress) {
   for (const char* text :
-       {"", ":", "127.0.0.1", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:1,", "127.0.0.1:,1",
-        "127.0.0.1:1 ", "127.0.0.1:-1", "127.0.0.1:1;2", "localhost:1", "[::1]", "[::1", "[::1]1", "::1:1",
-        "[127.0.0.1]:1", "[fe80::1%eth0]:1", "300.0.0.1:1"}) {
+       {"", ":", "127.0.0.1", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:1,",
+        "127.0.0.1:,1", "127.0.0.1:1 ", "127.0.0.1:-1", "127.0.0.1:1;2", "localhost:1", "[::1]",
+        "[::1", "[::1]1", "::1:1", "[127.0.0.1]:1", "[fe80::1%eth0]:1", "300.0.0.1:1"}) {
     Result<EndpointSet> set = FromText(text);
     ASSERT_FALSE(set.ok()) << text;
     EXPECT_EQ(set.status().code, StatusCode::kInvalidArgument) << text;

@@ -18,8 +18,8 @@
 namespace uccl::nic::udp {
 namespace {
 
-// Set once the kernel has refused epoll_pwait2. Relaxed: it is a hint that guards nothing; a thread that does
-// not see it yet merely asks the kernel once more.
+// Set once the kernel has refused epoll_pwait2. Relaxed: it is a hint that guards nothing; a thread
+// that does not see it yet merely asks the kernel once more.
 std::atomic<bool> g_no_pwait2{false};
 
 int MillisecondsUp(Nanos timeout) {
@@ -32,12 +32,14 @@ Status FaultStatus(const SocketAddress& to, int error) {
   const std::string where = IpText(to) + " port " + std::to_string(to.port());
   Status status = SystemError("sending to " + where, error);
   if (error == EMSGSIZE) {
-    status.detail += "; the path's MTU is smaller than the datagrams: set max_datagram_bytes "
-                     "(JAX_UCCL_MAX_DATAGRAM_BYTES) below it";
+    status.detail +=
+        "; the path's MTU is smaller than the datagrams: set max_datagram_bytes "
+        "(JAX_UCCL_MAX_DATAGRAM_BYTES) below it";
   } else if (error == ECONNREFUSED) {
     status.code = StatusCode::kPeerLost;  // the host is up and says that nobody listens there
   } else {
-    status.code = StatusCode::kAllPathsFailed;  // no route, no neighbour, interface down, firewall: may pass
+    status.code =
+        StatusCode::kAllPathsFailed;  // no route, no neighbour, interface down, firewall: may pass
   }
   return status;
 }

@@ -13,12 +13,13 @@
 
 namespace uccl::nic::udp {
 
-// epoll_wait with nanoseconds where the kernel has it (epoll_pwait2, Linux 5.11), else rounded up to
-// milliseconds. kNever waits without limit. Returns the number of events; 0 also when a signal interrupted.
+// epoll_wait with nanoseconds where the kernel has it (epoll_pwait2, Linux 5.11), else rounded up
+// to milliseconds. kNever waits without limit. Returns the number of events; 0 also when a signal
+// interrupted.
 int EpollWait(int epoll_fd, std::span<epoll_event> events, Nanos timeout);
 
-// The newest error of each peer since the last Take. Bounded by the number of peers, however many errors a
-// closed port produces.
+// The newest error of each peer since the last Take. Bounded by the number of peers, however many
+// errors a closed port produces.
 class FaultLog final {
  public:
   void Add(PeerHandle peer, const SocketAddress& to, int error);

@@ -1,10 +1,11 @@
 // The UDP backend: spreads batches over the sockets, gathers what arrives, sleeps on epoll.
 //
-// Threads: everything belongs to the engine thread, except Wake(), which touches only `wake_state_` and
-// writes to the eventfd. Construction and destruction happen while no other thread calls.
+// Threads: everything belongs to the engine thread, except Wake(), which touches only `wake_state_`
+// and writes to the eventfd. Construction and destruction happen while no other thread calls.
 //
-// Left to others: what is in the datagrams, loss, order, windows. UDP segmentation and receive offload
-// (UDP_SEGMENT, UDP_GRO) would go into Endpoint::Send and Endpoint::Receive without a change here.
+// Left to others: what is in the datagrams, loss, order, windows. UDP segmentation and receive
+// offload (UDP_SEGMENT, UDP_GRO) would go into Endpoint::Send and Endpoint::Receive without a
+// change here.
 #include "csrc/nic/udp/device.h"
 
 #include <errno.h>
@@ -27,22 +28,24 @@
 namespace uccl::nic::udp {
 namespace {
 
-// Largest datagram where the route would carry more (loopback). See kTruesizeFactor for what follows from it.
-// Measured on a 2-core VM, one sender and one receiver thread, 32 datagrams per call, GB/s: 1400 B 0.5,
-// 4 KiB 1.4, 8 KiB 2.3, 16 KiB 4.0, 32 KiB 6.1, 48 KiB 7.3, 65507 B 8.6. The gain flattens while a window
-// of few datagrams grows coarse and a batch leaves the cache, so not the very maximum.
-constexpr size_t kLargestDatagram = 48 * 1024;
+// Largest datagram where the route would carry more (loopback). Measured on a 2-core VM, one sender
+// and one receiver thread, 32 datagrams per call, GB/s: 1400 B 0.5, 4 KiB 1.4, 8 KiB 2.3, 16
+// KiB 4.0, 32 KiB 6.1, 48 KiB 7.3, 65507 B 8.6. Whole engines, GB per CPU second: 8 KiB 0.9, 32
+// KiB 2.5, 48 KiB 2.8, 65000 B 3.0.
+constexpr size_t kLargestDatagram = 65000;
 
-// The kernel charges a receive buffer with the memory that packets occupy (truesize), not with their bytes:
-// SO_RCVBUF is doubled for that reason when set and read back doubled. Measured on loopback: 1.65 bytes
-// charged per byte at 1400 B, 2.06 at 4 KiB, 1.02 from 32 KiB up; drivers that give every 1500 B frame a page
-// reach about 3. A third of the granted size is therefore what may safely be in flight.
+// The kernel charges a receive buffer with the memory that packets occupy (truesize), not with
+// their bytes: SO_RCVBUF is doubled for that reason when set and read back doubled. Measured on
+// loopback: 1.65 bytes charged per byte at 1400 B, 2.06 at 4 KiB, 1.02 from 32 KiB up; drivers that
+// give every 1500 B frame a page reach about 3. A third of the granted size is therefore what may
+// safely be in flight.
 constexpr int64_t kTruesizeFactor = 3;
 
 constexpr size_t kReceiveSlots = 32;
 constexpr uint64_t kWakeTag = ~uint64_t{0};  // epoll data of the eventfd; sockets carry their index
 
-// States of Wake/Wait. Running --Wait--> sleeping --Wait returns--> running; Wake moves either to notified.
+// States of Wake/Wait. Running --Wait--> sleeping --Wait returns--> running; Wake moves either to
+// notified.
 enum WakeState : int { kRunning, kSleeping, kNotified };
 
 struct Peer {
@@ -67,7 +70,9 @@ class UdpBackend final : public NicBackend {
   const Capabilities& capabilities() const override { return capabilities_; }
   std::string LocalAddress() const override;
   Result<PeerHandle> AddPeer(const std::string& remote_address) override;
-  size_t MaxDatagramBytes(PeerHandle peer) const override { return peers_[peer].max_datagram_bytes; }
+  size_t MaxDatagramBytes(PeerHandle peer) const override {
+    return peers_[peer].max_datagram_bytes;
+  }
   size_t PostSend(std::span<const Outgoing> batch) override;
   size_t Poll(std::span<Incoming> out) override;
   std::vector<Fault> PollFaults() override;
@@ -92,10 +97,10 @@ class UdpBackend final : public NicBackend {
   FaultLog faults_;
   FileDescriptor epoll_, event_;
 
-  std::vector<size_t> ready_;      // endpoints with datagrams left, oldest first
-  std::vector<char> is_ready_;     // by endpoint: is in ready_
-  std::vector<char> send_blocked_; // by endpoint: its last send found the socket full
-  std::vector<size_t> order_;      // scratch of PostSend: places of the batch grouped by path
+  std::vector<size_t> ready_;       // endpoints with datagrams left, oldest first
+  std::vector<char> is_ready_;      // by endpoint: is in ready_
+  std::vector<char> send_blocked_;  // by endpoint: its last send found the socket full
+  std::vector<size_t> order_;       // scratch of PostSend: places of the batch grouped by path
   std::vector<std::pair<size_t, int>> send_errors_;  // scratch of PostSend
 
   // Shared with threads that Wake. See Wake for the order.
@@ -138,7 +143,8 @@ void UdpBackend::WatchWritable(size_t endpoint, bool on) {
   epoll_event event{};
   event.events = on ? EPOLLIN | EPOLLOUT : EPOLLIN;
   event.data.u64 = endpoint;
-  // Changing an existing entry of a valid set has no failure that the kernel documents for this use.
+  // Changing an existing entry of a valid set has no failure that the kernel documents for this
+  // use.
   (void)::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, endpoints_[endpoint].fd(), &event);
 }
 
@@ -153,9 +159,10 @@ Result<PeerHandle> UdpBackend::AddPeer(const std::string& remote_address) {
   if (!remote.ok()) return remote.status();
   const EndpointSet& set = remote.value();
   if (set.ip.family() != ip_.family()) {
-    return Status::Error(StatusCode::kInvalidArgument,
-                         "cannot send from " + IpText(ip_) + " to " + IpText(set.ip) +
-                             ": one is IPv4 and one IPv6; set address (JAX_UCCL_ADDRESS) alike everywhere");
+    return Status::Error(
+        StatusCode::kInvalidArgument,
+        "cannot send from " + IpText(ip_) + " to " + IpText(set.ip) +
+            ": one is IPv4 and one IPv6; set address (JAX_UCCL_ADDRESS) alike everywhere");
   }
   Peer peer;
   for (size_t path = 0; path < endpoints_.size(); ++path) {
@@ -171,8 +178,8 @@ Result<PeerHandle> UdpBackend::AddPeer(const std::string& remote_address) {
 }
 
 size_t UdpBackend::PostSend(std::span<const Outgoing> batch) {
-  // The datagrams of one socket go out in one system call although policies alternate between sockets.
-  // Within a socket the order of the batch is kept.
+  // The datagrams of one socket go out in one system call although policies alternate between
+  // sockets. Within a socket the order of the batch is kept.
   order_.resize(batch.size());
   for (size_t i = 0; i < batch.size(); ++i) order_[i] = i;
   const auto path_of = [&](size_t i) { return ToInt(batch[i].path) % endpoints_.size(); };
@@ -190,13 +197,15 @@ size_t UdpBackend::PostSend(std::span<const Outgoing> batch) {
       const Outgoing& out = batch[order_[begin + count]];
       group[count++] = {&peers_[out.peer].by_path[path], out.header, out.payload};
     }
-    // What lies behind the first refused datagram is offered again with it. A few of those may have left
-    // through other sockets already and then travel twice, which the protocol bears; it takes a full device.
+    // What lies behind the first refused datagram is offered again with it. A few of those may have
+    // left through other sockets already and then travel twice, which the protocol bears; it takes
+    // a full device.
     if (order_[begin] < taken) {
       send_errors_.clear();
       const Endpoint::SendResult result =
           endpoints_[path].Send(std::span(group.data(), count), &send_errors_);
-      for (const auto& [place, error] : send_errors_) NoteSendError(batch[order_[begin + place]], error);
+      for (const auto& [place, error] : send_errors_)
+        NoteSendError(batch[order_[begin + place]], error);
       send_blocked_[path] = result.full;
       if (result.full) taken = std::min(taken, order_[begin + result.taken]);
     }
@@ -238,13 +247,14 @@ void UdpBackend::Wait(Nanos timeout, bool want_send) {
   if (!ready_.empty() || !faults_.empty()) return;
   // From here to the last exchange, Wake writes to the eventfd.
   //
-  // acquire on every read of the state: sees what the caller of a Wake wrote before it. An exchange to
-  // kRunning may use up several wakes at once, which is right: each came after its command was queued, and
-  // the engine empties the queue after this returns.
+  // acquire on every read of the state: sees what the caller of a Wake wrote before it. An exchange
+  // to kRunning may use up several wakes at once, which is right: each came after its command was
+  // queued, and the engine empties the queue after this returns.
   int expected = kRunning;
   if (!wake_state_.compare_exchange_strong(expected, kSleeping, std::memory_order_acquire,
                                            std::memory_order_acquire)) {
-    wake_state_.exchange(kRunning, std::memory_order_acquire);  // notified since the last Wait: do not sleep
+    wake_state_.exchange(kRunning,
+                         std::memory_order_acquire);  // notified since the last Wait: do not sleep
     return;
   }
   bool any_blocked = false;
@@ -263,9 +273,10 @@ void UdpBackend::Wait(Nanos timeout, bool want_send) {
 }
 
 void UdpBackend::Wake() {
-  // release: what the caller wrote before (a queued command) is visible to the Wait that finds kNotified.
-  // Only the first Wake of a sleep pays a system call; while the engine runs it is one exchange, and the
-  // state kNotified then keeps the next Wait from sleeping on a queue that was filled after it was drained.
+  // release: what the caller wrote before (a queued command) is visible to the Wait that finds
+  // kNotified. Only the first Wake of a sleep pays a system call; while the engine runs it is one
+  // exchange, and the state kNotified then keeps the next Wait from sleeping on a queue that was
+  // filled after it was drained.
   if (wake_state_.exchange(kNotified, std::memory_order_acq_rel) != kSleeping) return;
   const uint64_t one = 1;
   // An eventfd write fails only when the counter would overflow, and then it is readable anyway.
@@ -278,7 +289,8 @@ void UdpBackend::CollectReadiness(Nanos timeout) {
   for (int i = 0; i < count; ++i) {
     if (events[i].data.u64 == kWakeTag) {
       uint64_t drained = 0;
-      (void)!::read(event_.get(), &drained, sizeof(drained));  // nonblocking; only clears readability
+      (void)!::read(event_.get(), &drained,
+                    sizeof(drained));  // nonblocking; only clears readability
       continue;
     }
     const size_t index = events[i].data.u64;

@@ -1,4 +1,5 @@
-// Tests of what is particular to UDP: both IP families, closed ports, settings, limits of datagrams.
+// Tests of what is particular to UDP: both IP families, closed ports, settings, limits of
+// datagrams.
 #include "csrc/nic/udp/device.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +41,8 @@ PeerHandle MustAdd(NicBackend* nic, const std::string& address) {
 }
 
 // One datagram from a to b and its text at b.
-std::string SendOne(NicBackend* a, PeerHandle to, PathId path, const std::string& text, NicBackend* b) {
+std::string SendOne(NicBackend* a, PeerHandle to, PathId path, const std::string& text,
+                    NicBackend* b) {
   const Outgoing out{to, path, std::as_bytes(std::span(text)), {}};
   EXPECT_EQ(a->PostSend(std::span(&out, 1)), 1u);
   std::array<Incoming, 4> in;
@@ -120,8 +122,8 @@ TEST(UdpDevice, ClosedPort_BecomesAFaultOfThatPeerOnly) {
   EXPECT_EQ(faults[0].peer, to_gone);
   EXPECT_EQ(faults[0].status.code, StatusCode::kPeerLost);
   EXPECT_NE(faults[0].status.detail.find("127.0.0.1"), std::string::npos);
-  // The error must not stick to the socket: the other peer is still reached over the same path, also when
-  // the batch mixes both.
+  // The error must not stick to the socket: the other peer is still reached over the same path,
+  // also when the batch mixes both.
   const std::string other = "you there?";
   const std::array<Outgoing, 3> mixed = {
       Outgoing{to_gone, PathId{1}, std::as_bytes(std::span(text)), {}},
@@ -145,8 +147,9 @@ TEST(UdpDevice, OversizedDatagram_IsTakenAndReportedAsAFault) {
   const PeerHandle to_b = MustAdd(a.get(), b->LocalAddress());
   const std::vector<std::byte> huge(70000);
   const std::string small = "small";
-  const std::array<Outgoing, 2> batch = {Outgoing{to_b, PathId{0}, huge, {}},
-                                         Outgoing{to_b, PathId{0}, std::as_bytes(std::span(small)), {}}};
+  const std::array<Outgoing, 2> batch = {
+      Outgoing{to_b, PathId{0}, huge, {}},
+      Outgoing{to_b, PathId{0}, std::as_bytes(std::span(small)), {}}};
   EXPECT_EQ(a->PostSend(batch), 2u);
   const std::vector<Fault> faults = a->PollFaults();
   ASSERT_EQ(faults.size(), 1u);

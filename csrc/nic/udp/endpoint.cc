@@ -13,13 +13,15 @@
 namespace uccl::nic::udp {
 namespace {
 
-// The kernel's int option, clamped: socket_buffer_bytes may be a GiB, which SO_RCVBUF doubles past an int.
+// The kernel's int option, clamped: socket_buffer_bytes may be a GiB, which SO_RCVBUF doubles past
+// an int.
 int ClampedBufferSize(int64_t bytes) {
   return static_cast<int>(std::min<int64_t>(bytes, std::numeric_limits<int>::max() / 2));
 }
 
-// Asks for a buffer. The FORCE form ignores net.core.{r,w}mem_max and needs CAP_NET_ADMIN; without it the
-// plain form gives up to that limit. Neither is fatal: the granted size is read back and respected.
+// Asks for a buffer. The FORCE form ignores net.core.{r,w}mem_max and needs CAP_NET_ADMIN; without
+// it the plain form gives up to that limit. Neither is fatal: the granted size is read back and
+// respected.
 void AskBuffer(int fd, int forced_option, int plain_option, int64_t bytes) {
   const int size = ClampedBufferSize(bytes);
   if (setsockopt(fd, SOL_SOCKET, forced_option, &size, sizeof(size)) == 0) return;
@@ -31,12 +33,13 @@ Status SetOption(int fd, int level, int option, int value, const char* name) {
   return SystemError(std::string("setsockopt ") + name, errno);
 }
 
-// Errors that an earlier datagram left on the socket: the next call of any kind returns them once, having
-// done nothing. They are also in the error queue, with the destination.
+// Errors that an earlier datagram left on the socket: the next call of any kind returns them once,
+// having done nothing. They are also in the error queue, with the destination.
 bool MayBePending(int error) {
-  return error == ECONNREFUSED || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN ||
-         error == ENETDOWN || error == EPROTO || error == EACCES || error == ENOPROTOOPT ||
-         error == EMSGSIZE || error == EPERM || error == ENONET || error == EOPNOTSUPP;
+  return error == ECONNREFUSED || error == EHOSTUNREACH || error == ENETUNREACH ||
+         error == EHOSTDOWN || error == ENETDOWN || error == EPROTO || error == EACCES ||
+         error == ENOPROTOOPT || error == EMSGSIZE || error == EPERM || error == ENONET ||
+         error == EOPNOTSUPP;
 }
 
 Status OpenSocket(const SocketAddress& ip, FileDescriptor* out) {
@@ -47,7 +50,8 @@ Status OpenSocket(const SocketAddress& ip, FileDescriptor* out) {
   if (v6) status = SetOption(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1, "IPV6_V6ONLY");
   // Don't-fragment: a lost fragment loses the whole datagram, and reassembly buffers are small.
   if (status.ok() && v6) {
-    status = SetOption(fd.get(), IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_DO, "IPV6_MTU_DISCOVER");
+    status =
+        SetOption(fd.get(), IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_DO, "IPV6_MTU_DISCOVER");
   } else if (status.ok()) {
     status = SetOption(fd.get(), IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO, "IP_MTU_DISCOVER");
   }
@@ -107,7 +111,8 @@ Result<Endpoint> Endpoint::Open(const SocketAddress& ip, int64_t buffer_bytes) {
 
 Endpoint::SendResult Endpoint::Send(std::span<const OutgoingDatagram> batch,
                                     std::vector<std::pair<size_t, int>>* errors) {
-  // Left unset on purpose: only the first `count` entries are filled and read, once per system call.
+  // Left unset on purpose: only the first `count` entries are filled and read, once per system
+  // call.
   std::array<mmsghdr, kSyscallBatch> messages;
   std::array<std::array<iovec, 2>, kSyscallBatch> pieces;
   const size_t count = std::min(batch.size(), kSyscallBatch);
@@ -138,7 +143,8 @@ Endpoint::SendResult Endpoint::Send(std::span<const OutgoingDatagram> batch,
       retried = true;  // that was perhaps an older datagram's error: this one has its own chance
       continue;
     }
-    // Port unreachable is never about the datagram at hand: it is an earlier one's, in the error queue too.
+    // Port unreachable is never about the datagram at hand: it is an earlier one's, in the error
+    // queue too.
     if (error != ECONNREFUSED) errors->emplace_back(done, error);
     ++done;
     retried = false;
@@ -156,8 +162,9 @@ size_t Endpoint::Receive(std::span<const MutableBytes> slots, std::span<Received
     messages[i].msg_hdr.msg_iov = &pieces[i];
     messages[i].msg_hdr.msg_iovlen = 1;
   }
-  // An error left by an earlier send is returned (and cleared) before any datagram. A few in a row happen
-  // while a peer's ports are closed; giving up after that only delays the read to the next Poll.
+  // An error left by an earlier send is returned (and cleared) before any datagram. A few in a row
+  // happen while a peer's ports are closed; giving up after that only delays the read to the next
+  // Poll.
   for (int attempt = 0; attempt < 4; ++attempt) {
     const int received =
         ::recvmmsg(fd(), messages.data(), static_cast<unsigned>(count), MSG_DONTWAIT, nullptr);
@@ -208,11 +215,12 @@ Result<size_t> RoutePayloadBytes(const SocketAddress& from, const SocketAddress&
   const bool v6 = to.family() == AF_INET6;
   int mtu = 0;
   socklen_t size = sizeof(mtu);
-  if (getsockopt(fd.get(), v6 ? IPPROTO_IPV6 : IPPROTO_IP, v6 ? IPV6_MTU : IP_MTU, &mtu, &size) != 0) {
+  if (getsockopt(fd.get(), v6 ? IPPROTO_IPV6 : IPPROTO_IP, v6 ? IPV6_MTU : IP_MTU, &mtu, &size) !=
+      0) {
     return SystemError("getsockopt IP_MTU", errno);
   }
-  // IP header (20, or 40 for IPv6) and UDP header (8); both carry 16-bit lengths, so 64 KiB bounds the whole
-  // even where the MTU is larger (loopback: 65536).
+  // IP header (20, or 40 for IPv6) and UDP header (8); both carry 16-bit lengths, so 64 KiB bounds
+  // the whole even where the MTU is larger (loopback: 65536).
   const int headers = v6 ? 48 : 28;
   const int packet = std::min(mtu, 65535);
   if (packet <= headers) {

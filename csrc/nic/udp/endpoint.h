@@ -1,6 +1,6 @@
-// One UDP socket, which is one path: the network hashes on its port. Knows how to be opened with the wanted
-// buffers, to send and receive batches of datagrams and to read its error queue. Which datagram goes to which
-// peer and when is the device's business. Used on the engine thread only.
+// One UDP socket, which is one path: the network hashes on its port. Knows how to be opened with
+// the wanted buffers, to send and receive batches of datagrams and to read its error queue. Which
+// datagram goes to which peer and when is the device's business. Used on the engine thread only.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,8 @@ class FileDescriptor final {
   int fd_ = -1;
 };
 
-// Status of a failed system call: kResourceExhausted for lack of descriptors or memory, else kNicError.
+// Status of a failed system call: kResourceExhausted for lack of descriptors or memory, else
+// kNicError.
 Status SystemError(const std::string& what, int error);
 
 struct OutgoingDatagram {
@@ -51,8 +52,8 @@ struct DestinationError {
   int error = 0;  // errno value
 };
 
-// Most datagrams one system call carries. More gains nothing (the copy dominates from about 16 on) and keeps
-// the reader of the other end waiting.
+// Most datagrams one system call carries. More gains nothing (the copy dominates from about 16 on)
+// and keeps the reader of the other end waiting.
 inline constexpr size_t kSyscallBatch = 32;
 
 class Endpoint final {
@@ -69,8 +70,8 @@ class Endpoint final {
     size_t taken = 0;
     bool full = false;  // the socket can take no more now
   };
-  // Sends up to kSyscallBatch datagrams. One that fails for a reason of its own counts as taken; its place
-  // and errno go to `errors`.
+  // Sends up to kSyscallBatch datagrams. One that fails for a reason of its own counts as taken;
+  // its place and errno go to `errors`.
   SendResult Send(std::span<const OutgoingDatagram> batch,
                   std::vector<std::pair<size_t, int>>* errors);
   // Receives into slots[i], up to kSyscallBatch; returns how many arrived.
@@ -85,8 +86,8 @@ class Endpoint final {
   int64_t granted_receive_buffer_ = 0;
 };
 
-// Largest UDP payload that one IP packet carries on the route from `from` to `to`, from the route's MTU (and
-// what the kernel has learned of the path's).
+// Largest UDP payload that one IP packet carries on the route from `from` to `to`, from the route's
+// MTU (and what the kernel has learned of the path's).
 Result<size_t> RoutePayloadBytes(const SocketAddress& from, const SocketAddress& to);
 
 }  // namespace uccl::nic::udp

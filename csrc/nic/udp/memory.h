@@ -1,6 +1,7 @@
-// The memory that received datagrams land in: a fixed set of slots, one datagram each, filled by one Poll and
-// free again at the next. All sockets of a backend share it, so memory does not grow with the path count and
-// the same few hundred KiB stay warm in the cache. Owned by the backend; used on the engine thread only.
+// The memory that received datagrams land in: a fixed set of slots, one datagram each, filled by
+// one Poll and free again at the next. All sockets of a backend share it, so memory does not grow
+// with the path count and the same few hundred KiB stay warm in the cache. Owned by the backend;
+// used on the engine thread only.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,193 @@
+// Several runtimes in one test process, each acting as a process of a job, connected over the
+// loopback interface. With one process nothing is started, as in a real job.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "csrc/collectives/runtime.h"
+
+namespace uccl::coll::testing {
+
+using Vector = std::vector<std::byte>;
+
+// One rank's call: its buffers, and how it ended.
+class Outcome final {
+ public:
+  // Far above anything a loaded machine needs.
+  static constexpr std::chrono::seconds kPatience{120};
+
+  void Set(const Status& status) {
+    std::lock_guard lock(mutex_);
+    EXPECT_FALSE(status_.has_value()) << "completed twice";
+    status_ = status;
+    changed_.notify_all();
+  }
+  Status Wait() {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, kPatience, [&] { return status_.has_value(); })) {
+      ADD_FAILURE() << "a rank was never completed";
+      return Status::Error(StatusCode::kPeerTimeout, "test");
+    }
+    return *status_;
+  }
+  bool done() const {
+    std::lock_guard lock(mutex_);
+    return status_.has_value();
+  }
+
+  Vector input, output;
+
+ private:
+  mutable std::mutex mutex_;  // guards status_
+  std::condition_variable changed_;
+  std::optional<Status> status_;
+};
+
+// What a program of the job calls: one site, as each process compiled it.
+struct Operation {
+  OpKind kind{};
+  DType dtype{};
+  ReduceOp reduction{};
+  std::vector<int64_t> shape;                    // of one rank
+  std::vector<std::shared_ptr<CallSite>> sites;  // by process
+
+  uint64_t elements() const {
+    uint64_t n = 1;
+    for (int64_t d : shape) n *= static_cast<uint64_t>(d);
+    return n;
+  }
+  uint64_t bytes() const { return elements() * DTypeBytes(dtype); }
+};
+
+class Fleet final {
+ public:
+  // `devices[p]` devices on process p.
+  explicit Fleet(std::vector<int> devices, const Config& config = {}) : config_(config) {
+    for (size_t p = 0; p < devices.size(); ++p) {
+      runtimes_.push_back(std::make_unique<Runtime>());
+      for (int i = 0; i < devices[p]; ++i) {
+        ids_.push_back(static_cast<int64_t>(p) * 2048 + i);
+        processes_.push_back(static_cast<int64_t>(p));
+      }
+    }
+  }
+
+  bool Start(uint64_t session = 42) {
+    if (runtimes_.size() == 1) {
+      runtimes_[0]->SetConfig(config_);
+      return true;
+    }
+    std::vector<std::string> addresses;
+    for (size_t p = 0; p < runtimes_.size(); ++p) {
+      Result<std::string> address = runtimes_[p]->Start(config_);
+      if (!address.ok()) {
+        ADD_FAILURE() << address.status().ToString();
+        return false;
+      }
+      addresses.push_back(address.value());
+    }
+    for (size_t p = 0; p < runtimes_.size(); ++p) {
+      const Status status = runtimes_[p]->Connect(static_cast<ProcessId>(static_cast<int32_t>(p)),
+                                                  addresses, session);
+      EXPECT_TRUE(status.ok()) << status.ToString();
+      if (!status.ok()) return false;
+    }
+    return true;
+  }
+  // All at once, as a job ends.
+  void Shutdown(Nanos timeout = std::chrono::seconds(60)) {
+    std::vector<std::thread> threads;
+    for (auto& runtime : runtimes_) {
+      if (runtime == nullptr) continue;
+      threads.emplace_back([&runtime, timeout] {
+        const Status status = runtime->Shutdown(timeout);
+        EXPECT_TRUE(status.ok()) << status.ToString();
+      });
+    }
+    for (std::thread& t : threads) t.join();
+  }
+
+  // A call site over groups of ranks (indices of devices); one group of all when empty.
+  Operation Compile(OpKind kind, DType dtype, ReduceOp reduction, std::vector<int64_t> shape,
+                    int64_t site, std::vector<std::vector<int64_t>> groups = {}) {
+    Operation op{kind, dtype, reduction, std::move(shape), {}};
+    if (groups.empty()) {
+      groups.emplace_back();
+      for (size_t r = 0; r < ids_.size(); ++r) groups[0].push_back(static_cast<int64_t>(r));
+    }
+    for (auto& runtime : runtimes_) {
+      CallSiteSpec spec;
+      spec.kind = kind;
+      spec.reduction = reduction;
+      spec.site = spec.position = site;
+      spec.label = std::string(OpKindName(kind)) + " site " + std::to_string(site);
+      spec.module = "jit_test";
+      spec.group_size = static_cast<int64_t>(groups[0].size());
+      for (const auto& g : groups) spec.groups.insert(spec.groups.end(), g.begin(), g.end());
+      spec.devices = ids_;
+      spec.processes = processes_;
+      auto made = CallSite::Make(std::move(spec), &runtime->instances(), 1);
+      if (made.ok()) {
+        op.sites.push_back(std::move(made.value()));
+      } else {
+        ADD_FAILURE() << made.status().ToString();
+      }
+    }
+    return op;
+  }
+
+  // Rank `rank` calls; returns at once.
+  std::shared_ptr<Outcome> Submit(const Operation& op, size_t rank, Vector input, int64_t run) {
+    auto outcome = std::make_shared<Outcome>();
+    outcome->input = std::move(input);
+    outcome->output.assign(outcome->input.size(), std::byte{0xdb});
+    const auto process = static_cast<size_t>(processes_[rank]);
+    Call call;
+    call.site = op.sites[process];
+    call.device = ids_[rank];
+    call.run = run;
+    call.dtype = op.dtype;
+    call.shape = op.shape;
+    call.elements = op.elements();
+    call.input = outcome->input.data();
+    call.output = outcome->output.data();
+    call.done = [outcome](const Status& status) { outcome->Set(status); };
+    runtimes_[process]->Submit(std::move(call));
+    return outcome;
+  }
+  // All ranks call, in this order.
+  std::vector<std::shared_ptr<Outcome>> SubmitAll(const Operation& op,
+                                                  const std::vector<Vector>& inputs,
+                                                  const std::vector<size_t>& order, int64_t run) {
+    std::vector<std::shared_ptr<Outcome>> outcomes(inputs.size());
+    for (size_t rank : order) outcomes[rank] = Submit(op, rank, inputs[rank], run);
+    return outcomes;
+  }
+
+  Runtime& operator[](size_t process) { return *runtimes_[process]; }
+  // As a process that dies: without a word beyond what its sockets say.
+  void Destroy(size_t process) { runtimes_[process].reset(); }
+  size_t size() const { return runtimes_.size(); }
+  size_t ranks() const { return ids_.size(); }
+  int64_t device(size_t rank) const { return ids_[rank]; }
+  size_t process_of(size_t rank) const { return static_cast<size_t>(processes_[rank]); }
+
+ private:
+  Config config_;
+  std::vector<std::unique_ptr<Runtime>> runtimes_;
+  std::vector<int64_t> ids_, processes_;  // by rank
+};
+
+}  // namespace uccl::coll::testing
