@@ -1,4 +1,3 @@
-// Attributes are checked once, when an executable is made; seats and schedules are found on first use.
 // Parsing of attributes, seats of devices, and the caches of a call site.
 #include "csrc/collectives/call_site.h"
 

@@ -232,8 +232,8 @@ uint64_t CheckAllToAll(const std::vector<Member>& group, uint64_t chunk, std::mt
   EXPECT_TRUE(sim.Run(random)) << "stuck";
   for (size_t to = 0; to < n; ++to) {
     for (size_t from = 0; from < n; ++from) {
-      EXPECT_TRUE(
-          std::equal(&in[from][to * chunk], &in[from][to * chunk] + chunk, &out[to][from * chunk]))
+      const std::byte* sent = in[from].data() + to * chunk;
+      EXPECT_TRUE(std::equal(sent, sent + chunk, out[to].data() + from * chunk))
           << "from " << from << " to " << to;
     }
   }

@@ -70,6 +70,7 @@ def test_killed_peer(victim: int) -> None:
         for _ in range(3):
             jax.block_until_ready(f(x))
         if rank == {victim}:
+            time.sleep(1)  # until its last messages have arrived: they may leave after its own call is complete
             os.kill(os.getpid(), signal.SIGKILL)
         error = attempt(lambda: f(x))
         # And what comes later fails at once, with the first cause.

@@ -324,7 +324,9 @@ TEST(ClosedLoop, IncastNeitherStarvesNorWastes) {
     EXPECT_GE(loop.Utilization(), 0.85) << loop.Describe();
     EXPECT_LE(loop.LargestShare(), 4 * loop.SmallestShare()) << loop.Describe();
     // Windows below one packet keep even this queue off its end; no other scheme promises that.
-    if (row.name == std::string("swift")) EXPECT_LE(loop.MeanQueue(), 160'000) << loop.Describe();
+    if (row.name == std::string("swift")) {
+      EXPECT_LE(loop.MeanQueue(), 160'000) << loop.Describe();
+    }
   }
 }
 
