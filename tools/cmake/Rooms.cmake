@@ -26,11 +26,13 @@ endif()
 if(JAX_UCCL_SANITIZE)
   # Line numbers only: tracking variables through the instrumentation makes gcc three times slower. Its middle end
   # also warns falsely there.
-  target_compile_options(uccl_flags INTERFACE ${_sanitize} -O1 -g1 -fno-omit-frame-pointer
+  target_compile_options(uccl_flags INTERFACE ${_sanitize} -g1 -fno-omit-frame-pointer
                          -Wno-maybe-uninitialized -Wno-tsan)
   target_link_options(uccl_flags INTERFACE ${_sanitize})
+  set(_library_options -O1)
   set(_test_options -O0)
 else()
+  set(_library_options)
   set(_test_options -O1)
 endif()
 
@@ -40,6 +42,8 @@ if(JAX_UCCL_BUILD_TESTS)
   add_library(uccl_test_header OBJECT "${CMAKE_CURRENT_BINARY_DIR}/test_header.cc")
   target_compile_options(uccl_test_header PRIVATE ${_test_options})
   target_link_libraries(uccl_test_header PRIVATE uccl_flags GTest::gtest_main)
+  # As the tests, which are no libraries: a precompiled header serves only where these settings are equal.
+  set_target_properties(uccl_test_header PROPERTIES POSITION_INDEPENDENT_CODE OFF)
   target_precompile_headers(uccl_test_header PRIVATE <gtest/gtest.h>)
 endif()
 
@@ -54,6 +58,7 @@ function(_uccl_library target sources links includes)
     endif()
   elseif(sources)
     add_library(${target} STATIC ${sources})
+    target_compile_options(${target} PRIVATE ${_library_options})
     target_link_libraries(${target} PUBLIC uccl_flags ${links})
     if(includes)
       target_include_directories(${target} SYSTEM PUBLIC ${includes})
@@ -101,6 +106,7 @@ function(uccl_room name folder)
     # Tests are compiled often and run shortly: the last -O wins.
     target_compile_options(${target} PRIVATE ${_test_options})
     target_link_libraries(${target} PRIVATE uccl_${name}_testing GTest::gtest_main)
+    set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
     target_precompile_headers(${target} REUSE_FROM uccl_test_header)
     add_test(NAME ${target} COMMAND ${target})
     # Some tests read files of the tree, for instance the golden bytes in docs/wire_format.md.
