@@ -38,7 +38,7 @@ endif()
 
 if(JAX_UCCL_BUILD_TESTS)
   # Half of the time to compile a small test is GoogleTest's header.
-  file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/test_header.cc" "// Carries the precompiled header of the tests.\n")
+  file(CONFIGURE OUTPUT test_header.cc CONTENT "// Carries the precompiled header of the tests.\n")
   add_library(uccl_test_header OBJECT "${CMAKE_CURRENT_BINARY_DIR}/test_header.cc")
   target_compile_options(uccl_test_header PRIVATE ${_test_options})
   target_link_libraries(uccl_test_header PRIVATE uccl_flags GTest::gtest_main)
