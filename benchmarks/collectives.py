@@ -81,7 +81,13 @@ def child(rounds: int, out: str) -> None:
                             jax.block_until_ready(functions[k](arg))
                         times[k].append((time.perf_counter() - start) / calls / steps)
                 results.append(
-                    {"op": op, "size": label, "bytes": size, "in_program": in_program, "times_s": times}
+                    {
+                        "op": op,
+                        "size": label,
+                        "bytes": size,
+                        "in_program": in_program,
+                        "times_s": times,
+                    }
                 )
     if jax.process_index() == 0:
         pathlib.Path(out).write_text(json.dumps(results))

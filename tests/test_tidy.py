@@ -37,7 +37,8 @@ IMPURE_HEADERS = {
 }  # fmt: skip
 IMPURE_HEADER_FOLDERS = ("sys/", "netinet/", "arpa/", "linux/", "net/")
 IMPURE_CALLS = (
-    r"(?:system|steady|high_resolution)_clock\b", r"\bclock_gettime\s*\(", r"\bgettimeofday\s*\(", r"(?<![\w.>:])time\s*\(",
+    r"(?:system|steady|high_resolution)_clock\b", r"\bclock_gettime\s*\(", r"\bgettimeofday\s*\(",
+    r"(?<![\w.>:])time\s*\(",
     r"\bgetenv\s*\(", r"std::(?:jthread|thread|mutex|lock_guard|unique_lock|atomic)\b",
     r"std::(?:cout|cerr|clog)\b", r"\b(?:usleep|nanosleep|sleep)\s*\(", r"::(?:socket|sendto|recvfrom)\s*\(",
 )  # fmt: skip

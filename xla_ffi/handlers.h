@@ -1,5 +1,6 @@
-// The custom calls: what XLA:CPU calls. Each has an instantiate stage, which parses the attributes once, and an
-// execute stage, which hands one rank's call to the runtime and returns a future at once.
+// The custom calls: what XLA:CPU calls. Each has an instantiate stage, which parses the attributes
+// once, and an execute stage, which hands one rank's call to the runtime and returns a future at
+// once.
 #pragma once
 
 #include "xla/ffi/api/c_api.h"

@@ -5,7 +5,8 @@ namespace uccl::xla_ffi {
 
 xla::ffi::Error ToError(const Status& status) {
   switch (status.code) {
-    case StatusCode::kOk: return xla::ffi::Error::Success();
+    case StatusCode::kOk:
+      return xla::ffi::Error::Success();
 #define UCCL_STATUS(enumerator, name, ffi_code, python, meaning) \
   case StatusCode::enumerator:                                   \
     return xla::ffi::Error(xla::ffi::ErrorCode::ffi_code, status.ToString());

@@ -1,4 +1,5 @@
-// Settings of one runtime, generated from config_table.inc. Read once at start; nothing else calls getenv.
+// Settings of one runtime, generated from config_table.inc. Read once at start; nothing else calls
+// getenv.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +28,9 @@ struct ConfigRow {
 };
 const std::vector<ConfigRow>& ConfigRows();
 
-// Applies `settings` (by row name) over the environment over the defaults. An unknown name, a value that
-// does not parse or one outside its range is kInvalidArgument naming the setting, the value and the range.
+// Applies `settings` (by row name) over the environment over the defaults. An unknown name, a value
+// that does not parse or one outside its range is kInvalidArgument naming the setting, the value
+// and the range.
 Result<Config> MakeConfig(const std::map<std::string, std::string>& settings,
                           const std::map<std::string, std::string>& environment);
 

@@ -1,5 +1,6 @@
-// Status and Result: how faults travel inside the native code. A peer's or the network's fault is always
-// a Status; exceptions do not cross rooms. The one-line text form is parsed back by jax_uccl/_src/errors.py.
+// Status and Result: how faults travel inside the native code. A peer's or the network's fault is
+// always a Status; exceptions do not cross rooms. The one-line text form is parsed back by
+// jax_uccl/_src/errors.py.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +24,14 @@ const char* StatusCodeName(StatusCode code);
 
 struct [[nodiscard]] Status {
   StatusCode code = StatusCode::kOk;
-  std::string op;         // "all_to_all f32[4,8]"; empty when no operation is meant
-  int64_t comm_id = -1;   // communicator hash, -1 when unknown
-  int64_t peer = -1;      // rank (JAX device id) that is missing or at fault, -1 when unknown
-  int64_t process = -1;   // process that owns the peer, -1 when unknown
+  std::string op;        // "all_to_all f32[4,8]"; empty when no operation is meant
+  int64_t comm_id = -1;  // communicator hash, -1 when unknown
+  int64_t peer = -1;     // rank (JAX device id) that is missing or at fault, -1 when unknown
+  int64_t process = -1;  // process that owns the peer, -1 when unknown
   int64_t path = -1;
-  int64_t seq = -1;       // number of this operation on its communicator, counted on this rank
+  int64_t seq = -1;  // number of this operation on its communicator, counted on this rank
   int64_t bytes = -1;
-  Nanos elapsed{-1};      // since the operation was issued here
+  Nanos elapsed{-1};  // since the operation was issued here
   std::string detail;
 
   bool ok() const { return code == StatusCode::kOk; }
@@ -51,8 +52,8 @@ struct [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : v_(std::move(value)) {}            // NOLINT(google-explicit-constructor)
-  Result(Status status) : v_(std::move(status)) {}     // NOLINT(google-explicit-constructor)
+  Result(T value) : v_(std::move(value)) {}         // NOLINT(google-explicit-constructor)
+  Result(Status status) : v_(std::move(status)) {}  // NOLINT(google-explicit-constructor)
   bool ok() const { return std::holds_alternative<T>(v_); }
   const Status& status() const { return std::get<Status>(v_); }
   T& value() { return std::get<T>(v_); }

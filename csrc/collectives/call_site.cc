@@ -32,7 +32,8 @@ Result<std::shared_ptr<CallSite>> CallSite::Make(CallSiteSpec spec, InstanceTabl
                              " entries and `processes` " + std::to_string(spec.processes.size()));
   }
   for (int64_t partition : spec.groups) {
-    const bool known = spec.devices.empty() || partition < static_cast<int64_t>(spec.devices.size());
+    const bool known =
+        spec.devices.empty() || partition < static_cast<int64_t>(spec.devices.size());
     if (partition < 0 || !known) {
       return Invalid(spec, "`groups` names partition " + std::to_string(partition) + " of " +
                                std::to_string(spec.devices.size()));
@@ -54,8 +55,10 @@ Result<CallSite::Seat> CallSite::SeatOf(int64_t device, int64_t partition,
   const std::vector<int64_t>& ids = own_table ? spec_.devices : defaults.ids;
   const std::vector<int64_t>& processes = own_table ? spec_.processes : defaults.processes;
   if (ids.empty()) {
-    return Invalid(spec_, "the module does not name its devices (it was exported, or lowered for an AbstractMesh) "
-                          "and the device list is not known yet; call jax_uccl.init() before running it");
+    return Invalid(
+        spec_,
+        "the module does not name its devices (it was exported, or lowered for an AbstractMesh) "
+        "and the device list is not known yet; call jax_uccl.init() before running it");
   }
   const auto at = std::find(ids.begin(), ids.end(), device);
   if (at == ids.end()) {
@@ -63,17 +66,19 @@ Result<CallSite::Seat> CallSite::SeatOf(int64_t device, int64_t partition,
   }
   const int64_t mine = at - ids.begin();
   if (!own_table && partition != mine) {
-    return Invalid(spec_, "a module that does not name its devices (it was exported, or lowered for an "
-                          "AbstractMesh) ran on device " +
-                              std::to_string(device) + " as partition " + std::to_string(partition) +
-                              ", but that is device number " + std::to_string(mine) +
-                              " of jax.devices(); run it over a mesh in jax.devices() order, or lower it under "
-                              "jax.set_mesh(mesh)");
+    return Invalid(
+        spec_,
+        "a module that does not name its devices (it was exported, or lowered for an "
+        "AbstractMesh) ran on device " +
+            std::to_string(device) + " as partition " + std::to_string(partition) +
+            ", but that is device number " + std::to_string(mine) +
+            " of jax.devices(); run it over a mesh in jax.devices() order, or lower it under "
+            "jax.set_mesh(mesh)");
   }
   const auto where = std::find(spec_.groups.begin(), spec_.groups.end(), mine);
   if (where == spec_.groups.end()) {
-    return Invalid(spec_, "device " + std::to_string(device) + " (partition " + std::to_string(mine) +
-                              ") is in none of the groups");
+    return Invalid(spec_, "device " + std::to_string(device) + " (partition " +
+                              std::to_string(mine) + ") is in none of the groups");
   }
   const auto n = static_cast<size_t>(spec_.group_size);
   const size_t first = static_cast<size_t>(where - spec_.groups.begin()) / n * n;
@@ -117,7 +122,8 @@ std::shared_ptr<const Schedule> CallSite::ScheduleFor(const Communicator& comm, 
     slot = std::make_shared<const Schedule>(
         spec_.kind == OpKind::kAllToAll
             ? AllToAllSchedule(comm.members, comm.self, elements * element_bytes)
-            : AllReduceSchedule(comm.members, comm.self, elements, element_bytes, direct_max_bytes));
+            : AllReduceSchedule(comm.members, comm.self, elements, element_bytes,
+                                direct_max_bytes));
   }
   return slot;
 }

@@ -1,6 +1,7 @@
-// One custom call of one executable: its parsed attributes, its instance number, and the group that each
-// device belongs to. Made at the FFI instantiate stage, then immutable but for a lazily filled cache of
-// resolved groups; shared by all devices of the process and kept alive by operations in flight.
+// One custom call of one executable: its parsed attributes, its instance number, and the group that
+// each device belongs to. Made at the FFI instantiate stage, then immutable but for a lazily filled
+// cache of resolved groups; shared by all devices of the process and kept alive by operations in
+// flight.
 #pragma once
 
 #include <atomic>
@@ -56,7 +57,8 @@ class CallSite final {
     std::shared_ptr<const Communicator> comm;
     uint32_t local = 0;  // index among comm->locals
   };
-  // Where `device` sits. `partition` is its index in the module's mesh, or -1 when the module carries its devices.
+  // Where `device` sits. `partition` is its index in the module's mesh, or -1 when the module
+  // carries its devices.
   Result<Seat> SeatOf(int64_t device, int64_t partition, const DeviceTable& defaults);
 
   // The schedule for this process; made once per communicator and payload size.

@@ -1,4 +1,5 @@
-// The note's layout is part of the wire format: 32 bytes, little-endian, pinned by description_test.cc.
+// The note's layout is part of the wire format: 32 bytes, little-endian, pinned by
+// description_test.cc.
 #include "csrc/collectives/description.h"
 
 #include "csrc/base/hash.h"
@@ -8,7 +9,8 @@ namespace {
 
 template <class T>
 void Put(T value, std::byte*& at) {
-  for (size_t i = 0; i < sizeof(T); ++i) *at++ = static_cast<std::byte>(static_cast<uint64_t>(value) >> (8 * i));
+  for (size_t i = 0; i < sizeof(T); ++i)
+    *at++ = static_cast<std::byte>(static_cast<uint64_t>(value) >> (8 * i));
 }
 template <class T>
 T Take(const std::byte*& at) {
@@ -21,9 +23,12 @@ T Take(const std::byte*& at) {
 
 const char* OpKindName(OpKind kind) {
   switch (kind) {
-    case OpKind::kAllToAll: return "all_to_all";
-    case OpKind::kAllReduce: return "all_reduce";
-    case OpKind::kInvalid: break;
+    case OpKind::kAllToAll:
+      return "all_to_all";
+    case OpKind::kAllReduce:
+      return "all_reduce";
+    case OpKind::kInvalid:
+      break;
   }
   return "unknown operation";
 }

@@ -1,4 +1,5 @@
-// What an operation is, in a form that travels with every message: ranks that disagree are told so in words.
+// What an operation is, in a form that travels with every message: ranks that disagree are told so
+// in words.
 #pragma once
 
 #include <array>
@@ -17,12 +18,12 @@ struct OpDescription {
   OpKind kind{};
   DType dtype{};
   ReduceOp reduction{};
-  uint8_t dims = 0;         // number of dimensions
+  uint8_t dims = 0;  // number of dimensions
   uint32_t group_size = 0;
-  uint64_t elements = 0;    // per rank
-  uint64_t position = 0;    // hash of the call's place in its program and of the communicator
-  uint32_t run = 0;         // low bits of XLA's RunId at the sender
-  uint32_t launch = 0;      // which executable of the sending process
+  uint64_t elements = 0;  // per rank
+  uint64_t position = 0;  // hash of the call's place in its program and of the communicator
+  uint32_t run = 0;       // low bits of XLA's RunId at the sender
+  uint32_t launch = 0;    // which executable of the sending process
 
   // 32 bytes, little-endian, in the order of the fields.
   std::array<std::byte, 32> Encode() const;

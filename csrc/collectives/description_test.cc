@@ -26,10 +26,10 @@ OpDescription Example() {
 
 TEST(OpDescription, Encode_GoldenBytes) {
   const std::array<uint8_t, 32> want = {
-      2,    12, 1,    2,    4,    0,    0,    0,     // kind dtype reduction dims group
-      0,    4,      0,    0,    0,    0,    0,    0,     // elements
-      0x08, 0x07,   0x06, 0x05, 0x04, 0x03, 0x02, 0x01,  // position
-      0xfc, 0xfd,   0xfe, 0xff, 9,    0,    0,    0};    // run launch
+      2,    12,   1,    2,    4,    0,    0,    0,     // kind dtype reduction dims group
+      0,    4,    0,    0,    0,    0,    0,    0,     // elements
+      0x08, 0x07, 0x06, 0x05, 0x04, 0x03, 0x02, 0x01,  // position
+      0xfc, 0xfd, 0xfe, 0xff, 9,    0,    0,    0};    // run launch
   const std::array<std::byte, 32> note = Example().Encode();
   for (size_t i = 0; i < note.size(); ++i)
     EXPECT_EQ(static_cast<uint8_t>(note[i]), want[i]) << "byte " << i;

@@ -12,16 +12,35 @@ struct DTypeRow {
 };
 // In the order of DType.
 constexpr std::array<DTypeRow, 29> kDTypes = {{
-    {"invalid", 0},         {"bool", 1},          {"int8", 1},
-    {"int16", 2},           {"int32", 4},         {"int64", 8},
-    {"uint8", 1},           {"uint16", 2},        {"uint32", 4},
-    {"uint64", 8},          {"float16", 2},       {"bfloat16", 2},
-    {"float32", 4},         {"float64", 8},       {"complex64", 8},
-    {"complex128", 16},     {"float8_e4m3fn", 1}, {"float8_e5m2", 1},
-    {"float8_e4m3", 1},     {"float8_e3m4", 1},   {"float8_e4m3b11fnuz", 1},
-    {"float8_e4m3fnuz", 1}, {"float8_e5m2fnuz", 1}, {"float8_e8m0fnu", 1},
-    {"float4_e2m1fn", 1},   {"int2", 1},          {"uint2", 1},
-    {"int4", 1},            {"uint4", 1},
+    {"invalid", 0},
+    {"bool", 1},
+    {"int8", 1},
+    {"int16", 2},
+    {"int32", 4},
+    {"int64", 8},
+    {"uint8", 1},
+    {"uint16", 2},
+    {"uint32", 4},
+    {"uint64", 8},
+    {"float16", 2},
+    {"bfloat16", 2},
+    {"float32", 4},
+    {"float64", 8},
+    {"complex64", 8},
+    {"complex128", 16},
+    {"float8_e4m3fn", 1},
+    {"float8_e5m2", 1},
+    {"float8_e4m3", 1},
+    {"float8_e3m4", 1},
+    {"float8_e4m3b11fnuz", 1},
+    {"float8_e4m3fnuz", 1},
+    {"float8_e5m2fnuz", 1},
+    {"float8_e8m0fnu", 1},
+    {"float4_e2m1fn", 1},
+    {"int2", 1},
+    {"uint2", 1},
+    {"int4", 1},
+    {"uint4", 1},
 }};
 static_assert(kDTypes.size() == static_cast<size_t>(DType::kU4) + 1);
 
@@ -30,7 +49,8 @@ const DTypeRow& Row(DType dtype) {
   return i < kDTypes.size() ? kDTypes[i] : kDTypes[0];
 }
 
-constexpr std::array<const char*, 7> kReduceOps = {"none", "sum", "max", "min", "prod", "and", "or"};
+constexpr std::array<const char*, 7> kReduceOps = {"none", "sum", "max", "min",
+                                                   "prod", "and", "or"};
 
 }  // namespace
 

@@ -6,7 +6,8 @@
 namespace uccl::coll {
 namespace {
 
-// Set apart the two special key spaces from the ordinary one, so that a site can never meet another kind.
+// Set apart the two special key spaces from the ordinary one, so that a site can never meet another
+// kind.
 constexpr uint64_t kExactSpace = 0x65786163742d6b65ull;
 constexpr uint64_t kOrderedSpace = 0x6f7264657265642dull;
 
@@ -33,8 +34,8 @@ InstanceTable::Instance InstanceTable::Add(uint64_t site, const std::string& mod
                                            uint64_t thread) {
   std::lock_guard lock(mutex_);
   std::shared_ptr<Group>& group = open_[module][{thread, site}];
-  // A group of which an instance already ran belongs to a finished executable: loading a serialized one
-  // reports no end of compilation.
+  // A group of which an instance already ran belongs to a finished executable: loading a serialized
+  // one reports no end of compilation.
   if (group == nullptr || group->executed) group = std::make_shared<Group>();
   return {group->count++, group};
 }
@@ -64,12 +65,13 @@ Result<OpKey> ExecutionTable::Next(const Call& call) {
   }
   const bool same_run = c.started && c.run == call.run && c.launch == call.launch;
   if (!same_run) {
-    // One device runs the launches of one thread one after the other, so nothing of an older launch can
-    // still be pending here, and one run has one executable.
+    // One device runs the launches of one thread one after the other, so nothing of an older launch
+    // can still be pending here, and one run has one executable.
     if (c.pending > 0 || (c.started && c.run == call.run)) {
       return Status::Error(
           StatusCode::kProtocol,
-          "ambiguous call site: two launches of programs that cannot be told apart overlap on device " +
+          "ambiguous call site: two launches of programs that cannot be told apart overlap on "
+          "device " +
               std::to_string(call.device) + " (site " + std::to_string(call.site) + ", instance " +
               std::to_string(call.instance) +
               "). Launch multi-process programs from one thread, give the jitted functions "

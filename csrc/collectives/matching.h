@@ -1,10 +1,12 @@
-// Which operation on one rank belongs to which operation on another: the protocol of docs/matching.md.
+// Which operation on one rank belongs to which operation on another: the protocol of
+// docs/matching.md.
 //
-// Two tables. InstanceTable numbers the copies of a call site within one executable, at the FFI instantiate
-// stage. ExecutionTable counts, per communicator, call site, instance and device, the executions (told apart
-// by XLA's RunId, which is only compared locally) and the iterations within one. Together they give every
-// operation a key that is equal on all ranks by construction and that no other operation of the communicator
-// has. Both are small maps behind one mutex each; any thread may call.
+// Two tables. InstanceTable numbers the copies of a call site within one executable, at the FFI
+// instantiate stage. ExecutionTable counts, per communicator, call site, instance and device, the
+// executions (told apart by XLA's RunId, which is only compared locally) and the iterations within
+// one. Together they give every operation a key that is equal on all ranks by construction and that
+// no other operation of the communicator has. Both are small maps behind one mutex each; any thread
+// may call.
 #pragma once
 
 #include <cstdint>
@@ -63,13 +65,14 @@ class ExecutionTable {
   struct Call {
     uint64_t comm = 0, site = 0, instance = 0;
     int64_t device = -1;
-    uint64_t launch = 0;  // identity of the executable's State in this process
-    int64_t run = 0;      // XLA RunId
-    bool exact = false;   // all members are in this process: State and RunId are the key
-    bool ordered = false; // strict mode: position in the token order is the key
+    uint64_t launch = 0;   // identity of the executable's State in this process
+    int64_t run = 0;       // XLA RunId
+    bool exact = false;    // all members are in this process: State and RunId are the key
+    bool ordered = false;  // strict mode: position in the token order is the key
   };
-  // The key of the call that `device` makes now. kProtocol when two executables that share the key run at
-  // once ("ambiguous call site"): two threads launch programs that cannot be told apart, or the same one.
+  // The key of the call that `device` makes now. kProtocol when two executables that share the key
+  // run at once ("ambiguous call site"): two threads launch programs that cannot be told apart, or
+  // the same one.
   Result<OpKey> Next(const Call& call);
   // The operation that Next numbered is over on this device.
   void Finish(const Call& call);

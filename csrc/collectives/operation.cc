@@ -1,4 +1,5 @@
-// The state machine of operation.h. Under the mutex it only decides; copies, posts and reductions run outside.
+// The state machine of operation.h. Under the mutex it only decides; copies, posts and reductions
+// run outside.
 #include "csrc/collectives/operation.h"
 
 #include <algorithm>
@@ -14,8 +15,8 @@
 namespace uccl::coll {
 namespace {
 
-// Reductions below this run where they became possible, even on the engine thread: handing them over costs
-// more. Above twice this they are shared among threads.
+// Reductions below this run where they became possible, even on the engine thread: handing them
+// over costs more. Above twice this they are shared among threads.
 constexpr uint64_t kInlineReduceBytes = 64 << 10;
 constexpr uint64_t kReduceShardBytes = 256 << 10;
 
@@ -26,13 +27,19 @@ uint64_t ReduceShards(uint64_t bytes) {
 
 }  // namespace
 
-Operation::Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_t seq, Nanos started,
-                     std::shared_ptr<const Communicator> comm, const Call& first,
+Operation::Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_t seq,
+                     Nanos started, std::shared_ptr<const Communicator> comm, const Call& first,
                      uint64_t direct_max_bytes)
-    : host_(host), id_(id), key_(key), seq_(seq), started_(started), comm_(std::move(comm)),
+    : host_(host),
+      id_(id),
+      key_(key),
+      seq_(seq),
+      started_(started),
+      comm_(std::move(comm)),
       label_(first.site->spec().label) {
   const CallSiteSpec& spec = first.site->spec();
-  schedule_ = first.site->ScheduleFor(*comm_, first.elements, DTypeBytes(first.dtype), direct_max_bytes);
+  schedule_ =
+      first.site->ScheduleFor(*comm_, first.elements, DTypeBytes(first.dtype), direct_max_bytes);
   description_.kind = spec.kind;
   description_.dtype = first.dtype;
   description_.reduction = spec.reduction;
@@ -65,7 +72,8 @@ Operation::Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_
   if (schedule_->scratch_bytes > 0) scratch_.reset(new std::byte[schedule_->scratch_bytes]);
   stages_done_ = schedule_->stages.empty();
   if (!stages_done_) {
-    stage_left_ = locals_.size() + stage().sends.size() + stage().receives.size() + stage().copies.size();
+    stage_left_ =
+        locals_.size() + stage().sends.size() + stage().receives.size() + stage().copies.size();
     copied_.assign(stage().copies.size(), false);
   }
 }
@@ -73,7 +81,8 @@ Operation::Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_
 // The three helpers below need the mutex (the constructor excepted).
 void Operation::Touch(const Slice& slice, int64_t delta) {
   if (slice.kind != BufferKind::kScratch) {
-    locals_[slice.local].left = static_cast<uint64_t>(static_cast<int64_t>(locals_[slice.local].left) + delta);
+    locals_[slice.local].left =
+        static_cast<uint64_t>(static_cast<int64_t>(locals_[slice.local].left) + delta);
   }
 }
 
@@ -84,17 +93,20 @@ bool Operation::Ready(const Slice& slice) const {
 std::byte* Operation::Address(const Slice& slice) const {
   switch (slice.kind) {
     // Inputs are only read; the transports and copies take one pointer type for both directions.
-    case BufferKind::kInput: return const_cast<std::byte*>(locals_[slice.local].call.input) + slice.offset;
-    case BufferKind::kOutput: return locals_[slice.local].call.output + slice.offset;
-    case BufferKind::kScratch: break;
+    case BufferKind::kInput:
+      return const_cast<std::byte*>(locals_[slice.local].call.input) + slice.offset;
+    case BufferKind::kOutput:
+      return locals_[slice.local].call.output + slice.offset;
+    case BufferKind::kScratch:
+      break;
   }
   return scratch_.get() + slice.offset;
 }
 
 const Transfer& Operation::TransferAt(uint32_t index, bool* is_send, uint32_t* stage) const {
   const auto after = std::upper_bound(transfer_base_.begin(), transfer_base_.end(), index);
-  // Stages without transfers share their base with the next one; upper_bound lands on the last of them,
-  // which is the one that holds the index.
+  // Stages without transfers share their base with the next one; upper_bound lands on the last of
+  // them, which is the one that holds the index.
   *stage = static_cast<uint32_t>(after - transfer_base_.begin()) - 1;
   const Stage& s = schedule_->stages[*stage];
   const uint32_t offset = index - transfer_base_[*stage];
@@ -102,7 +114,8 @@ const Transfer& Operation::TransferAt(uint32_t index, bool* is_send, uint32_t* s
   return *is_send ? s.sends[offset] : s.receives[offset - s.sends.size()];
 }
 
-// Adds what became possible when `local` arrived (or, with -1, everything of the stage) and marks it taken.
+// Adds what became possible when `local` arrived (or, with -1, everything of the stage) and marks
+// it taken.
 void Operation::CollectReady(int64_t local, Work* work) {
   const auto concerns = [&](const Slice& slice) {
     return local < 0 || (slice.kind != BufferKind::kScratch && slice.local == local);
@@ -124,7 +137,8 @@ void Operation::CollectReady(int64_t local, Work* work) {
   for (const Transfer& t : s.sends) take(index++, t.slice);
   for (uint32_t i = 0; i < s.copies.size(); ++i) {
     const Copy& c = s.copies[i];
-    if (copied_[i] || !(concerns(c.from) || concerns(c.to)) || !Ready(c.from) || !Ready(c.to)) continue;
+    if (copied_[i] || !(concerns(c.from) || concerns(c.to)) || !Ready(c.from) || !Ready(c.to))
+      continue;
     copied_[i] = true;
     work->copies.push_back(i);
   }
@@ -138,11 +152,12 @@ void Operation::Arrive(uint32_t local, Call call, const ExecutionTable::Call& ma
     if (l.arrived) {
       lock.unlock();
       host_->OnLocalDone(matched);
-      call.done(Describe(Status::Error(StatusCode::kProtocol,
-                                       "device " + std::to_string(call.device) +
-                                           " joined this operation twice; launch multi-process programs from "
-                                           "one thread"),
-                         started_));
+      call.done(Describe(
+          Status::Error(StatusCode::kProtocol,
+                        "device " + std::to_string(call.device) +
+                            " joined this operation twice; launch multi-process programs from "
+                            "one thread"),
+          started_));
       return;
     }
     l.call = std::move(call);
@@ -171,7 +186,8 @@ void Operation::Perform(const Work& work) {
     if (is_send) {
       host_->engine()->Send(t.peer, info, Bytes(Address(t.slice), t.slice.bytes), TokenOf(index));
     } else {
-      host_->engine()->PostRecv(t.peer, info, MutableBytes(Address(t.slice), t.slice.bytes), TokenOf(index));
+      host_->engine()->PostRecv(t.peer, info, MutableBytes(Address(t.slice), t.slice.bytes),
+                                TokenOf(index));
     }
   }
   if (work.copies.empty()) return;
@@ -257,7 +273,8 @@ void Operation::RunReductions(bool share) {
       run(0, count);
       continue;
     }
-    // Whoever is free takes the next shard; this thread does too, so it waits only for shards that run.
+    // Whoever is free takes the next shard; this thread does too, so it waits only for shards that
+    // run.
     struct Shared {
       std::atomic<uint64_t> next{0};
       std::mutex mutex;
@@ -274,7 +291,8 @@ void Operation::RunReductions(bool share) {
       }
     };
     for (uint64_t i = 1; i < shards; ++i) {
-      // A helper that starts late finds no index left and never touches `run`, whose frame may be gone.
+      // A helper that starts late finds no index left and never touches `run`, whose frame may be
+      // gone.
       host_->pool().Run([drain, &run] { drain(run); });
     }
     drain(run);
@@ -315,9 +333,10 @@ void Operation::CompleteLocals(std::unique_lock<std::mutex>& lock, Thread thread
     ++completed_;
     ready.emplace_back(&l, failed_ ? failure_ : Status::Ok());
   }
-  // After a failure ranks may still arrive until the runtime forgets the operation, so it is over only when
-  // those that arrived are done; without one, when all are.
-  const bool now_over = !over_ && active_ == 0 && (failed_ ? completed_ == arrived_ : completed_ == locals_.size());
+  // After a failure ranks may still arrive until the runtime forgets the operation, so it is over
+  // only when those that arrived are done; without one, when all are.
+  const bool now_over =
+      !over_ && active_ == 0 && (failed_ ? completed_ == arrived_ : completed_ == locals_.size());
   if (now_over) over_ = true;
   std::shared_ptr<Operation> self = now_over ? shared_from_this() : nullptr;
   lock.unlock();
@@ -335,8 +354,8 @@ void Operation::CompleteLocals(std::unique_lock<std::mutex>& lock, Thread thread
   }
 }
 
-// After a failure: once no thread of ours touches buffers, takes the posted messages back; when the engine has
-// confirmed that, everybody is completed.
+// After a failure: once no thread of ours touches buffers, takes the posted messages back; when the
+// engine has confirmed that, everybody is completed.
 void Operation::WithdrawIfQuiet(std::unique_lock<std::mutex>& lock, Thread thread) {
   if (active_ > 0 || withdrawing_) {
     lock.unlock();
@@ -379,7 +398,8 @@ bool Operation::Needs(ProcessId process) const {
   for (uint32_t i = 0; i < transfers_.size(); ++i) {
     bool is_send = false;
     uint32_t stage = 0;
-    if (transfers_[i] != ItemState::kDone && TransferAt(i, &is_send, &stage).peer == process) return true;
+    if (transfers_[i] != ItemState::kDone && TransferAt(i, &is_send, &stage).peer == process)
+      return true;
   }
   return false;
 }
@@ -388,18 +408,21 @@ Operation::Missing Operation::GetMissing() const {
   std::lock_guard lock(mutex_);
   Missing missing;
   for (size_t i = 0; i < locals_.size(); ++i) {
-    if (!locals_[i].arrived) missing.local_devices.push_back(comm_->members[comm_->locals[i]].device);
+    if (!locals_[i].arrived)
+      missing.local_devices.push_back(comm_->members[comm_->locals[i]].device);
   }
   std::vector<bool> seen(comm_->members.size(), false);
   const auto add = [&](uint32_t member, bool owes) {
-    if (owes && std::find(missing.owed_by.begin(), missing.owed_by.end(), member) == missing.owed_by.end()) {
+    if (owes && std::find(missing.owed_by.begin(), missing.owed_by.end(), member) ==
+                    missing.owed_by.end()) {
       missing.owed_by.push_back(member);
     }
     if (seen[member]) return;
     seen[member] = true;
     missing.remote.push_back(comm_->members[member]);
   };
-  // Receives of later stages are owed too, but name the rank that has not done its part of this stage first.
+  // Receives of later stages are owed too, but name the rank that has not done its part of this
+  // stage first.
   for (uint32_t i = 0; i < transfers_.size(); ++i) {
     bool is_send = false;
     uint32_t stage = 0;

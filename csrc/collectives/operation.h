@@ -1,14 +1,15 @@
-// One operation in flight, as seen by one process: joins the calls of the local ranks with the messages of the
-// remote ones and walks through the schedule.
+// One operation in flight, as seen by one process: joins the calls of the local ranks with the
+// messages of the remote ones and walks through the schedule.
 //
 //   waiting for locals --Arrive--> running stage 0 .. stage k --> done
-//            \________________________ Fail ____________________/-> failed, buffers withdrawn -> done
+//            \________________________ Fail ____________________/-> failed, buffers withdrawn ->
+//            done
 //
-// Threads: Arrive runs on XLA's threads, OnTransfer* on the engine thread, reductions on either or on the
-// worker pool, Fail anywhere. One mutex guards the whole state; buffers are read and written outside it, by
-// whoever counted itself into `active_` under it. A local rank is completed exactly once: when nothing that
-// names its buffers is left (its future may then free them), or after a failure when no thread and no message
-// can touch any buffer of the operation any more.
+// Threads: Arrive runs on XLA's threads, OnTransfer* on the engine thread, reductions on either or
+// on the worker pool, Fail anywhere. One mutex guards the whole state; buffers are read and written
+// outside it, by whoever counted itself into `active_` under it. A local rank is completed exactly
+// once: when nothing that names its buffers is left (its future may then free them), or after a
+// failure when no thread and no message can touch any buffer of the operation any more.
 #pragma once
 
 #include <cstdint>
@@ -67,7 +68,8 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   // Engine thread. `index` is the low part of the token.
   void OnTransferDone(uint32_t index);
 
-  // First failure wins; later ones are ignored. Completes every arrived rank with it, once that is safe.
+  // First failure wins; later ones are ignored. Completes every arrived rank with it, once that is
+  // safe.
   void Fail(const Status& cause);
 
   // What is missing, for error texts and for `status()`.
@@ -90,7 +92,8 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   Nanos started() const { return started_; }
   bool over() const;
   bool failed() const;
-  // Whether anything is still to be sent to that process or received from it. Once false, it stays so.
+  // Whether anything is still to be sent to that process or received from it. Once false, it stays
+  // so.
   bool Needs(ProcessId process) const;
 
   static constexpr uint32_t kIndexBits = 24;
@@ -104,11 +107,12 @@ class Operation final : public std::enable_shared_from_this<Operation> {
     bool arrived = false, completed = false;
     uint64_t left = 0;  // items that name its buffers and are not finished
   };
-  // What the current thread may do. Only the thread inside a rank's own Arrive may complete that rank directly
-  // (XLA attaches its continuation later); all other completions run XLA code and go to the pool.
+  // What the current thread may do. Only the thread inside a rank's own Arrive may complete that
+  // rank directly (XLA attaches its continuation later); all other completions run XLA code and go
+  // to the pool.
   struct Thread {
-    bool heavy = false;       // may run long reductions
-    int64_t arriving = -1;    // the local rank whose Arrive this is
+    bool heavy = false;     // may run long reductions
+    int64_t arriving = -1;  // the local rank whose Arrive this is
   };
   // Things to do once the mutex is released.
   struct Work {
@@ -139,17 +143,19 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   std::shared_ptr<const Schedule> schedule_;
   OpDescription description_;
   uint64_t digest_ = 0;
-  std::vector<uint32_t> transfer_base_;  // per stage: global index of its first send; receives follow
+  std::vector<uint32_t>
+      transfer_base_;  // per stage: global index of its first send; receives follow
 
   mutable std::mutex mutex_;  // guards all below
   std::vector<Local> locals_;
   std::vector<ItemState> transfers_;
-  std::vector<bool> copied_;          // of the current stage
+  std::vector<bool> copied_;  // of the current stage
   std::unique_ptr<std::byte[]> scratch_;
   size_t stage_ = 0;
-  uint64_t stage_left_ = 0;   // arrivals (stage 0), transfers and copies of this stage that are not finished
+  uint64_t stage_left_ =
+      0;  // arrivals (stage 0), transfers and copies of this stage that are not finished
   uint64_t arrived_ = 0, completed_ = 0;
-  uint64_t active_ = 0;       // threads that may touch buffers
+  uint64_t active_ = 0;  // threads that may touch buffers
   bool reducing_ = false, stages_done_ = false;
   bool failed_ = false, withdrawn_ = false, withdrawing_ = false, over_ = false;
   Status failure_;

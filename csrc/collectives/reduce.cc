@@ -27,8 +27,10 @@ float ToFloat(BFloat v) { return std::bit_cast<float>(static_cast<uint32_t>(v.bi
 
 BFloat ToBFloat(float f) {
   const auto u = std::bit_cast<uint32_t>(f);
-  if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((u >> 16) | 0x40u)};  // quiet NaN
-  return {static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};  // to nearest, ties to even
+  if ((u & 0x7fffffffu) > 0x7f800000u)
+    return {static_cast<uint16_t>((u >> 16) | 0x40u)};  // quiet NaN
+  return {
+      static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};  // to nearest, ties to even
 }
 
 float ToFloat(Half h) {
@@ -47,14 +49,16 @@ Half ToHalf(float f) {
   const auto u = std::bit_cast<uint32_t>(f);
   const auto sign = static_cast<uint16_t>((u >> 16) & 0x8000u);
   const uint32_t magnitude = u & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};   // NaN
-  if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};  // rounds to infinity
+  if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};  // NaN
+  if (magnitude >= 0x477ff000u)
+    return {static_cast<uint16_t>(sign | 0x7c00u)};  // rounds to infinity
   if (magnitude < 0x38800000u) {
     // Subnormal result: adding 0.5 puts the rounded mantissa into the low bits of the sum.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     return {static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u))};
   }
-  const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);  // to nearest, ties to even
+  const uint32_t rounded =
+      magnitude + 0xfffu + ((magnitude >> 13) & 1u);  // to nearest, ties to even
   return {static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13))};
 }
 
@@ -78,8 +82,9 @@ struct Traits<BFloat> {
   static BFloat Store(float v) { return ToBFloat(v); }
 };
 
-// Integers are reduced as unsigned where the sign does not matter, so that overflow wraps instead of being
-// undefined. (8 and 16 bit types promote to int, whose products of two 16-bit values could overflow.)
+// Integers are reduced as unsigned where the sign does not matter, so that overflow wraps instead
+// of being undefined. (8 and 16 bit types promote to int, whose products of two 16-bit values could
+// overflow.)
 template <class A>
 A Add(A a, A b) {
   if constexpr (std::is_integral_v<A>) {
@@ -99,28 +104,40 @@ A Multiply(A a, A b) {
 
 struct SumOp {
   template <class A>
-  static A Apply(A a, A b) { return Add(a, b); }
+  static A Apply(A a, A b) {
+    return Add(a, b);
+  }
 };
 struct ProdOp {
   template <class A>
-  static A Apply(A a, A b) { return Multiply(a, b); }
+  static A Apply(A a, A b) {
+    return Multiply(a, b);
+  }
 };
 // A NaN on either side is the result, as in lax.max and lax.min.
 struct MaxOp {
   template <class A>
-  static A Apply(A a, A b) { return (a > b || a != a) ? a : b; }
+  static A Apply(A a, A b) {
+    return (a > b || a != a) ? a : b;
+  }
 };
 struct MinOp {
   template <class A>
-  static A Apply(A a, A b) { return (a < b || a != a) ? a : b; }
+  static A Apply(A a, A b) {
+    return (a < b || a != a) ? a : b;
+  }
 };
 struct AndOp {
   template <class A>
-  static A Apply(A a, A b) { return static_cast<A>(a & b); }
+  static A Apply(A a, A b) {
+    return static_cast<A>(a & b);
+  }
 };
 struct OrOp {
   template <class A>
-  static A Apply(A a, A b) { return static_cast<A>(a | b); }
+  static A Apply(A a, A b) {
+    return static_cast<A>(a | b);
+  }
 };
 
 template <class T, class Op>
@@ -192,25 +209,34 @@ void Run(std::span<const std::byte* const> in, std::span<std::byte* const> out, 
 template <class T>
 Fn PickArithmetic(ReduceOp op) {
   switch (op) {
-    case ReduceOp::kSum: return &Run<T, SumOp>;
-    case ReduceOp::kProd: return &Run<T, ProdOp>;
-    default: return nullptr;
+    case ReduceOp::kSum:
+      return &Run<T, SumOp>;
+    case ReduceOp::kProd:
+      return &Run<T, ProdOp>;
+    default:
+      return nullptr;
   }
 }
 template <class T>
 Fn PickOrdered(ReduceOp op) {
   switch (op) {
-    case ReduceOp::kMax: return &Run<T, MaxOp>;
-    case ReduceOp::kMin: return &Run<T, MinOp>;
-    default: return PickArithmetic<T>(op);
+    case ReduceOp::kMax:
+      return &Run<T, MaxOp>;
+    case ReduceOp::kMin:
+      return &Run<T, MinOp>;
+    default:
+      return PickArithmetic<T>(op);
   }
 }
 template <class T>
 Fn PickInteger(ReduceOp op) {
   switch (op) {
-    case ReduceOp::kAnd: return &Run<T, AndOp>;
-    case ReduceOp::kOr: return &Run<T, OrOp>;
-    default: return PickOrdered<T>(op);
+    case ReduceOp::kAnd:
+      return &Run<T, AndOp>;
+    case ReduceOp::kOr:
+      return &Run<T, OrOp>;
+    default:
+      return PickOrdered<T>(op);
   }
 }
 
@@ -218,25 +244,41 @@ Fn Pick(DType dtype, ReduceOp op) {
   switch (dtype) {
     case DType::kPred:
       return op == ReduceOp::kSum || op == ReduceOp::kProd ? nullptr : PickInteger<uint8_t>(op);
-    case DType::kS8: return PickInteger<int8_t>(op);
-    case DType::kS16: return PickInteger<int16_t>(op);
-    case DType::kS32: return PickInteger<int32_t>(op);
-    case DType::kS64: return PickInteger<int64_t>(op);
-    case DType::kU8: return PickInteger<uint8_t>(op);
-    case DType::kU16: return PickInteger<uint16_t>(op);
-    case DType::kU32: return PickInteger<uint32_t>(op);
-    case DType::kU64: return PickInteger<uint64_t>(op);
-    case DType::kF16: return PickOrdered<Half>(op);
-    case DType::kBF16: return PickOrdered<BFloat>(op);
-    case DType::kF32: return PickOrdered<float>(op);
-    case DType::kF64: return PickOrdered<double>(op);
-    case DType::kC64: return PickArithmetic<std::complex<float>>(op);
-    case DType::kC128: return PickArithmetic<std::complex<double>>(op);
-    default: return nullptr;
+    case DType::kS8:
+      return PickInteger<int8_t>(op);
+    case DType::kS16:
+      return PickInteger<int16_t>(op);
+    case DType::kS32:
+      return PickInteger<int32_t>(op);
+    case DType::kS64:
+      return PickInteger<int64_t>(op);
+    case DType::kU8:
+      return PickInteger<uint8_t>(op);
+    case DType::kU16:
+      return PickInteger<uint16_t>(op);
+    case DType::kU32:
+      return PickInteger<uint32_t>(op);
+    case DType::kU64:
+      return PickInteger<uint64_t>(op);
+    case DType::kF16:
+      return PickOrdered<Half>(op);
+    case DType::kBF16:
+      return PickOrdered<BFloat>(op);
+    case DType::kF32:
+      return PickOrdered<float>(op);
+    case DType::kF64:
+      return PickOrdered<double>(op);
+    case DType::kC64:
+      return PickArithmetic<std::complex<float>>(op);
+    case DType::kC128:
+      return PickArithmetic<std::complex<double>>(op);
+    default:
+      return nullptr;
   }
 }
 
-// XLA's threads flush subnormals to zero, ours do not: the result must not depend on which one gets here.
+// XLA's threads flush subnormals to zero, ours do not: the result must not depend on which one gets
+// here.
 class DefaultFloatEnvironment final {
  public:
   DefaultFloatEnvironment() {

@@ -1,4 +1,5 @@
-// Tables, failures and the watchdog of runtime.h. The abort message between processes is encoded here, too.
+// Tables, failures and the watchdog of runtime.h. The abort message between processes is encoded
+// here, too.
 #include "csrc/collectives/runtime.h"
 
 #include <pthread.h>
@@ -53,7 +54,8 @@ bool DecodeAbort(std::string_view text, uint64_t* comm_id, Status* cause) {
   *comm_id = static_cast<uint64_t>(fields[0]);
   // A code from a newer peer that this one does not know is still an abort.
   const bool known = fields[1] > 0 && fields[1] <= static_cast<int64_t>(StatusCode::kAborted);
-  *cause = Status::Error(known ? static_cast<StatusCode>(fields[1]) : StatusCode::kAborted, std::string(text));
+  *cause = Status::Error(known ? static_cast<StatusCode>(fields[1]) : StatusCode::kAborted,
+                         std::string(text));
   cause->peer = fields[2];
   cause->process = fields[3];
   return true;
@@ -64,9 +66,11 @@ bool HasProcess(const Communicator& comm, ProcessId process) {
                      [&](const Member& m) { return m.process == process; });
 }
 
-// A message from a peer that owes us data for `op`, from the same place of the program, but with another content.
-const engine::UnexpectedMessage* FindMismatch(const Operation& op, const Operation::Missing& missing,
-                                              const std::vector<engine::UnexpectedMessage>& unexpected) {
+// A message from a peer that owes us data for `op`, from the same place of the program, but with
+// another content.
+const engine::UnexpectedMessage* FindMismatch(
+    const Operation& op, const Operation::Missing& missing,
+    const std::vector<engine::UnexpectedMessage>& unexpected) {
   for (const engine::UnexpectedMessage& u : unexpected) {
     if (u.info.digest == op.digest()) continue;
     if (OpDescription::Decode(u.info.note).position != op.description().position) continue;
@@ -78,11 +82,11 @@ const engine::UnexpectedMessage* FindMismatch(const Operation& op, const Operati
 }
 
 Status MismatchOf(const Operation& op, ProcessId peer, const core::MessageInfo& remote) {
-  Status s = Status::Error(StatusCode::kProtocol,
-                           "ranks disagree about this operation: here " + op.description().ToString() +
-                               "; process " + std::to_string(ToInt(peer)) + " has " +
-                               OpDescription::Decode(remote.note).ToString() +
-                               ". Run the same program with the same shapes on every process");
+  Status s = Status::Error(
+      StatusCode::kProtocol,
+      "ranks disagree about this operation: here " + op.description().ToString() + "; process " +
+          std::to_string(ToInt(peer)) + " has " + OpDescription::Decode(remote.note).ToString() +
+          ". Run the same program with the same shapes on every process");
   s.process = ToInt(peer);
   return s;
 }
@@ -97,7 +101,8 @@ Status TimeoutOf(const Operation& op, const Operation::Missing& missing, Nanos d
   if (!missing.local_devices.empty()) {
     s.peer = missing.local_devices[0];
     s.process = ToInt(op.comm().self);
-    s.detail += "; devices of this process that did not call: " + JoinNumbers(missing.local_devices);
+    s.detail +=
+        "; devices of this process that did not call: " + JoinNumbers(missing.local_devices);
   }
   std::vector<int64_t> owed;
   for (uint32_t m : missing.owed_by) owed.push_back(op.comm().members[m].device);
@@ -123,7 +128,8 @@ Status TimeoutOf(const Operation& op, const Operation::Missing& missing, Nanos d
 
 }  // namespace
 
-Runtime::Runtime() : pool_(Config().completion_threads), executions_(std::make_unique<ExecutionTable>()) {}
+Runtime::Runtime()
+    : pool_(Config().completion_threads), executions_(std::make_unique<ExecutionTable>()) {}
 
 Runtime::~Runtime() {
   (void)Shutdown(Nanos(0));  // what could not be delivered is of no interest to anybody any more
@@ -143,8 +149,9 @@ Result<std::string> Runtime::Start(const Config& config) {
     return Status::Error(StatusCode::kInvalidArgument, "already started; call shutdown() first");
   }
   if (!by_id_.empty()) {
-    return Status::Error(StatusCode::kInvalidArgument,
-                         std::to_string(by_id_.size()) + " operations are in flight; wait for them first");
+    return Status::Error(
+        StatusCode::kInvalidArgument,
+        std::to_string(by_id_.size()) + " operations are in flight; wait for them first");
   }
   auto engine = engine::Engine::Start(config, this);
   if (!engine.ok()) return engine.status();
@@ -161,7 +168,8 @@ Result<std::string> Runtime::Start(const Config& config) {
   return engine_->LocalAddress();
 }
 
-Status Runtime::Connect(ProcessId self, const std::vector<std::string>& addresses, uint64_t session) {
+Status Runtime::Connect(ProcessId self, const std::vector<std::string>& addresses,
+                        uint64_t session) {
   std::shared_ptr<engine::Engine> engine;
   {
     std::lock_guard lock(mutex_);
@@ -208,7 +216,8 @@ Status Runtime::Shutdown(Nanos timeout) {
   }
   if (aborted) Abort("shut down while the operation was in flight");
   {
-    // Ends soon by itself: threads leave the buffers, the engine confirms that it has dropped the messages.
+    // Ends soon by itself: threads leave the buffers, the engine confirms that it has dropped the
+    // messages.
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return by_id_.empty(); });
   }
@@ -272,7 +281,8 @@ void Runtime::Submit(Call call) {
   Result<OpPtr> op = Join(call, at, matched);
   if (!op.ok()) {
     // A call that cannot be matched leaves its peers waiting for it, so they must hear of it.
-    if (op.status().code == StatusCode::kProtocol) AbortComm(at.comm->id, op.status(), /*announce=*/true);
+    if (op.status().code == StatusCode::kProtocol)
+      AbortComm(at.comm->id, op.status(), /*announce=*/true);
     return Fail(call, op.status());
   }
   op.value()->Arrive(at.local, std::move(call), matched);
@@ -283,7 +293,8 @@ Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& sea
   std::lock_guard lock(mutex_);
   const Communicator& comm = *seat.comm;
   const auto refuse = [&](const Status& cause) {
-    Status s = Status::Error(StatusCode::kAborted, "the communicator was aborted earlier by " + cause.ToString());
+    Status s = Status::Error(StatusCode::kAborted,
+                             "the communicator was aborted earlier by " + cause.ToString());
     s.comm_id = static_cast<int64_t>(comm.id);
     s.peer = cause.peer;
     s.process = cause.process;
@@ -296,9 +307,10 @@ Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& sea
   if (!comm.all_local()) {
     if (!startup_failure_.ok()) return startup_failure_;
     if (engine_ == nullptr) {
-      return Status::Error(StatusCode::kInvalidArgument,
-                           "this operation reaches other processes, but jax_uccl is not started in this one; "
-                           "call jax_uccl.init() after jax.distributed.initialize()");
+      return Status::Error(
+          StatusCode::kInvalidArgument,
+          "this operation reaches other processes, but jax_uccl is not started in this one; "
+          "call jax_uccl.init() after jax.distributed.initialize()");
     }
     for (const auto& [process, status] : lost_processes_) {
       if (HasProcess(comm, static_cast<ProcessId>(process))) return status;
@@ -309,8 +321,9 @@ Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& sea
   OpPtr& slot = by_key_[key.value()];
   if (slot == nullptr) {
     const uint64_t id = next_op_id_++;
-    slot = std::make_shared<Operation>(this, id, key.value(), state.next_seq++, Now(), seat.comm, call,
-                                       static_cast<uint64_t>(config_.all_reduce_direct_bytes));
+    slot =
+        std::make_shared<Operation>(this, id, key.value(), state.next_seq++, Now(), seat.comm, call,
+                                    static_cast<uint64_t>(config_.all_reduce_direct_bytes));
     by_id_.emplace(id, slot);
     ++started_count_;
     if (!watchdog_.joinable()) watchdog_ = std::thread([this] { WatchdogLoop(); });
@@ -326,13 +339,15 @@ void Runtime::OnLocalDone(const ExecutionTable::Call& call) {
 
 void Runtime::OnOperationOver(Operation* op) {
   std::lock_guard lock(mutex_);
-  if (auto it = by_key_.find(op->key()); it != by_key_.end() && it->second.get() == op) by_key_.erase(it);
+  if (auto it = by_key_.find(op->key()); it != by_key_.end() && it->second.get() == op)
+    by_key_.erase(it);
   by_id_.erase(op->id());
   suspects_.erase(op->id());
   if (by_id_.empty()) changed_.notify_all();
 }
 
-void Runtime::AbortComm(uint64_t comm_id, const Status& cause, bool announce, std::optional<ProcessId> lost) {
+void Runtime::AbortComm(uint64_t comm_id, const Status& cause, bool announce,
+                        std::optional<ProcessId> lost) {
   std::vector<OpPtr> failed;
   bool first = false;
   {
@@ -344,8 +359,10 @@ void Runtime::AbortComm(uint64_t comm_id, const Status& cause, bool announce, st
       if (op->comm().id == comm_id) failed.push_back(op);
     }
   }
-  std::erase_if(failed, [&](const OpPtr& op) { return op->failed() || (lost && !op->Needs(*lost)); });
-  // The others will miss the lost process themselves; they only need to hear of operations that they wait for.
+  std::erase_if(failed,
+                [&](const OpPtr& op) { return op->failed() || (lost && !op->Needs(*lost)); });
+  // The others will miss the lost process themselves; they only need to hear of operations that
+  // they wait for.
   if (failed.empty() && (lost || !first)) return;
 
   std::set<ProcessId> tell;
@@ -357,7 +374,8 @@ void Runtime::AbortComm(uint64_t comm_id, const Status& cause, bool announce, st
     last_error_ = failed.empty() ? cause : failed[0]->Describe(cause, Now());
     if (announce && engine_ != nullptr && state.comm != nullptr) {
       for (const Member& m : state.comm->members) {
-        if (m.process != state.comm->self && !lost_processes_.contains(ToInt(m.process))) tell.insert(m.process);
+        if (m.process != state.comm->self && !lost_processes_.contains(ToInt(m.process)))
+          tell.insert(m.process);
       }
     }
     engine = engine_;
@@ -399,11 +417,13 @@ void Runtime::OnMessage(ProcessId peer, const core::Event& event) {
   }
 }
 
-// Both sides of a pair of executables count their launches, so the difference of their RunIds is constant. If it
-// changes, two launches were paired that do not belong together, which equal keys cannot show.
+// Both sides of a pair of executables count their launches, so the difference of their RunIds is
+// constant. If it changes, two launches were paired that do not belong together, which equal keys
+// cannot show.
 void Runtime::CheckRuns(const Operation& op, ProcessId peer, const core::MessageInfo& remote) {
   const OpDescription theirs = OpDescription::Decode(remote.note);
-  if (theirs.kind == OpKind::kInvalid) return;  // the transport had not seen the sender's description
+  if (theirs.kind == OpKind::kInvalid)
+    return;  // the transport had not seen the sender's description
   const uint32_t offset = theirs.run - op.description().run;
   {
     std::lock_guard lock(mutex_);
@@ -411,11 +431,13 @@ void Runtime::CheckRuns(const Operation& op, ProcessId peer, const core::Message
         run_offsets_.try_emplace({op.description().launch, ToInt(peer), theirs.launch}, offset);
     if (fresh || it->second == offset) return;
   }
-  Status cause = Status::Error(StatusCode::kProtocol,
-                               "ambiguous call site: a launch here met another launch of the same program on "
-                               "process " + std::to_string(ToInt(peer)) +
-                                   ". Launch multi-process programs from one thread and equally often on every "
-                                   "process");
+  Status cause = Status::Error(
+      StatusCode::kProtocol,
+      "ambiguous call site: a launch here met another launch of the same program on "
+      "process " +
+          std::to_string(ToInt(peer)) +
+          ". Launch multi-process programs from one thread and equally often on every "
+          "process");
   cause.process = ToInt(peer);
   AbortComm(op.comm().id, cause, /*announce=*/true);
 }
@@ -425,7 +447,8 @@ void Runtime::OnControl(ProcessId peer, const std::string& control) {
   Status cause;
   if (!DecodeAbort(control, &comm_id, &cause)) {
     std::lock_guard lock(mutex_);
-    last_error_ = Status::Error(StatusCode::kProtocol, "control message that this version does not know");
+    last_error_ =
+        Status::Error(StatusCode::kProtocol, "control message that this version does not know");
     last_error_.process = ToInt(peer);
     return;
   }
@@ -458,8 +481,9 @@ std::vector<OperationStatus> Runtime::InFlight() const {
   std::vector<OperationStatus> all;
   for (const OpPtr& op : Operations()) {
     const Operation::Missing missing = op->GetMissing();
-    all.push_back({op->label(), static_cast<int64_t>(op->comm().id), static_cast<int64_t>(op->seq()),
-                   Now() - op->started(), missing.local_devices, missing.remote});
+    all.push_back({op->label(), static_cast<int64_t>(op->comm().id),
+                   static_cast<int64_t>(op->seq()), Now() - op->started(), missing.local_devices,
+                   missing.remote});
   }
   return all;
 }
@@ -494,8 +518,10 @@ void Runtime::WatchdogLoop() {
       continue;
     }
     seen = started_count_;
-    const Nanos timeout = FromMillis(config_.op_timeout_ms), grace = FromMillis(config_.mismatch_grace_ms);
-    const Nanos tick = std::clamp<Nanos>(std::min(timeout, grace) / 4, FromMillis(1), FromMillis(250));
+    const Nanos timeout = FromMillis(config_.op_timeout_ms),
+                grace = FromMillis(config_.mismatch_grace_ms);
+    const Nanos tick =
+        std::clamp<Nanos>(std::min(timeout, grace) / 4, FromMillis(1), FromMillis(250));
     changed_.wait_for(lock, tick, [&] { return stopping_; });
     std::vector<OpPtr> old;
     for (const auto& [id, op] : by_id_) {
@@ -506,7 +532,9 @@ void Runtime::WatchdogLoop() {
     // An engine that has ended calls back at once, on this thread.
     lock.unlock();
     if (engine != nullptr) {
-      engine->Inspect([this, old](std::vector<engine::UnexpectedMessage> unexpected) { Inspect(old, unexpected); });
+      engine->Inspect([this, old](std::vector<engine::UnexpectedMessage> unexpected) {
+        Inspect(old, unexpected);
+      });
       lock.lock();
       continue;
     }
@@ -515,7 +543,8 @@ void Runtime::WatchdogLoop() {
   }
 }
 
-void Runtime::Inspect(const std::vector<OpPtr>& old, const std::vector<engine::UnexpectedMessage>& unexpected) {
+void Runtime::Inspect(const std::vector<OpPtr>& old,
+                      const std::vector<engine::UnexpectedMessage>& unexpected) {
   Nanos timeout, grace;
   {
     std::lock_guard lock(mutex_);
@@ -533,13 +562,15 @@ void Runtime::Inspect(const std::vector<OpPtr>& old, const std::vector<engine::U
     if (age < grace) continue;
     const engine::UnexpectedMessage* other = FindMismatch(*op, missing, unexpected);
     if (other == nullptr) continue;
-    // Twice in a row: the missing message may just be late (a retransmission) while the next one is here.
+    // Twice in a row: the missing message may just be late (a retransmission) while the next one is
+    // here.
     bool again = false;
     {
       std::lock_guard lock(mutex_);
       again = !suspects_.insert(op->id()).second;
     }
-    if (again) AbortComm(op->comm().id, MismatchOf(*op, other->peer, other->info), /*announce=*/true);
+    if (again)
+      AbortComm(op->comm().id, MismatchOf(*op, other->peer, other->info), /*announce=*/true);
   }
 }
 

@@ -1,12 +1,14 @@
-// The collectives of one process: call sites come in, operations run, failures spread to all members.
+// The collectives of one process: call sites come in, operations run, failures spread to all
+// members.
 //
-// Created when the extension is loaded and never destroyed (XLA threads may call until the process ends);
-// Start/Shutdown bracket an epoch: the engine, the counters and the abort state belong to one epoch. A process
-// that talks to no other one needs no Start.
+// Created when the extension is loaded and never destroyed (XLA threads may call until the process
+// ends); Start/Shutdown bracket an epoch: the engine, the counters and the abort state belong to
+// one epoch. A process that talks to no other one needs no Start.
 //
-// Threads: Submit on XLA threads, EngineSink on the engine thread, the rest on Python threads, plus one
-// watchdog that wakes a few times a second only while operations are in flight. `mutex_` guards the tables; it
-// is never held while an operation or the engine is called (they take their own locks and call back).
+// Threads: Submit on XLA threads, EngineSink on the engine thread, the rest on Python threads, plus
+// one watchdog that wakes a few times a second only while operations are in flight. `mutex_` guards
+// the tables; it is never held while an operation or the engine is called (they take their own
+// locks and call back).
 #pragma once
 
 #include <condition_variable>
@@ -58,10 +60,11 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   Status Connect(ProcessId self, const std::vector<std::string>& addresses, uint64_t session);
   // Start-up failed: operations with remote members fail with `cause`, now and later.
   void FailStartup(const Status& cause);
-  // Ends the epoch: waits up to `timeout` for operations in flight and for acknowledgements, aborts the rest.
+  // Ends the epoch: waits up to `timeout` for operations in flight and for acknowledgements, aborts
+  // the rest.
   Status Shutdown(Nanos timeout);
-  // Fails every operation in flight and every later one of this epoch, here and on the other members. The news may
-  // overtake data on its way to them.
+  // Fails every operation in flight and every later one of this epoch, here and on the other
+  // members. The news may overtake data on its way to them.
   void Abort(const std::string& reason);
   void SetConfig(const Config& config);  // for processes that never Start; deadlines and sizes only
   void SetDefaultDevices(DeviceTable table);
@@ -77,8 +80,8 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   Status last_error() const;
 
   // OperationHost
-  // Not under the mutex: only operations in the tables call it, they saw the engine under the mutex when they
-  // were made, and Shutdown replaces it only when the tables are empty.
+  // Not under the mutex: only operations in the tables call it, they saw the engine under the mutex
+  // when they were made, and Shutdown replaces it only when the tables are empty.
   engine::Engine* engine() override { return engine_.get(); }
   WorkerPool& pool() override { return pool_; }
   void OnLocalDone(const ExecutionTable::Call& call) override;
@@ -93,14 +96,16 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   struct CommState {
     std::shared_ptr<const Communicator> comm;  // null while only its abort is known
     uint64_t next_seq = 0;
-    Status aborted;                            // first cause; ok while it works
+    Status aborted;  // first cause; ok while it works
   };
   using OpPtr = std::shared_ptr<Operation>;
 
-  Result<OpPtr> Join(const Call& call, const CallSite::Seat& seat, const ExecutionTable::Call& matched);
-  // `announce`: tell the other processes of the communicator. With `lost`, operations that need nothing more of
-  // that process go on: it may have left because it had done its part.
-  void AbortComm(uint64_t comm_id, const Status& cause, bool announce, std::optional<ProcessId> lost = {});
+  Result<OpPtr> Join(const Call& call, const CallSite::Seat& seat,
+                     const ExecutionTable::Call& matched);
+  // `announce`: tell the other processes of the communicator. With `lost`, operations that need
+  // nothing more of that process go on: it may have left because it had done its part.
+  void AbortComm(uint64_t comm_id, const Status& cause, bool announce,
+                 std::optional<ProcessId> lost = {});
   OpPtr FindByToken(uint64_t token, uint32_t* index) const;
   std::vector<OpPtr> Operations() const;
   Nanos Now() const;
@@ -109,13 +114,15 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   void CheckRuns(const Operation& op, ProcessId peer, const core::MessageInfo& remote);
   void WatchdogLoop();
   // Fails those that are past their deadline or met a different operation.
-  void Inspect(const std::vector<OpPtr>& old, const std::vector<engine::UnexpectedMessage>& unexpected);
+  void Inspect(const std::vector<OpPtr>& old,
+               const std::vector<engine::UnexpectedMessage>& unexpected);
 
   InstanceTable instances_;
   WorkerPool pool_;
 
   mutable std::mutex mutex_;  // guards all below; see engine() for `engine_`
-  std::condition_variable changed_;  // operations_ became empty, or the watchdog has a reason to look
+  std::condition_variable
+      changed_;  // operations_ became empty, or the watchdog has a reason to look
   Config config_;
   std::shared_ptr<const DeviceTable> default_devices_ = std::make_shared<const DeviceTable>();
   std::unique_ptr<ExecutionTable> executions_;
@@ -129,7 +136,8 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   bool connected_ = false, watchdog_asleep_ = false, stopping_ = false;
   // (launch here, process, launch there) -> difference of RunIds, which must stay constant.
   std::map<std::tuple<uint32_t, int32_t, uint32_t>, uint32_t> run_offsets_;
-  std::set<uint64_t> suspects_;  // operations with a mismatch seen by the previous look of the watchdog
+  std::set<uint64_t>
+      suspects_;  // operations with a mismatch seen by the previous look of the watchdog
   std::thread watchdog_;
   std::shared_ptr<engine::Engine> engine_;  // shared only for the length of a call
 };

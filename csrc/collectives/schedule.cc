@@ -8,10 +8,10 @@ namespace {
 
 // A group seen from one process: which members are here, and each process's first member.
 struct View {
-  std::vector<int64_t> local_of;       // member -> index among the local ones, -1 for remote members
-  std::vector<uint32_t> processes;     // first member of each process, in order of appearance
-  std::vector<uint32_t> locals;        // members on this process
-  size_t self_process = 0;             // index into `processes`
+  std::vector<int64_t> local_of;    // member -> index among the local ones, -1 for remote members
+  std::vector<uint32_t> processes;  // first member of each process, in order of appearance
+  std::vector<uint32_t> locals;     // members on this process
+  size_t self_process = 0;          // index into `processes`
 
   View(const std::vector<Member>& group, ProcessId self) {
     for (uint32_t m = 0; m < group.size(); ++m) {
@@ -38,8 +38,8 @@ Slice Output(uint32_t local, uint64_t offset, uint64_t bytes) {
 }
 Slice Scratch(uint64_t offset, uint64_t bytes) { return {BufferKind::kScratch, 0, offset, bytes}; }
 
-// Adds the reduction of bytes [offset, offset + bytes) of every member's vector. Remote members' parts are
-// in scratch, one after the other in group order; reserves that space.
+// Adds the reduction of bytes [offset, offset + bytes) of every member's vector. Remote members'
+// parts are in scratch, one after the other in group order; reserves that space.
 Reduction ReduceRange(const View& view, uint64_t offset, uint64_t bytes, Schedule* schedule) {
   Reduction reduction;
   for (int64_t local : view.local_of) {
@@ -89,7 +89,8 @@ Schedule AllReduceSchedule(const std::vector<Member>& group, ProcessId self, uin
   Schedule schedule;
   if (bytes == 0) return schedule;
 
-  // Process number p reduces elements [Begin(p), Begin(p + 1)); in the direct form every process reduces all.
+  // Process number p reduces elements [Begin(p), Begin(p + 1)); in the direct form every process
+  // reduces all.
   const bool direct = num_processes == 1 || bytes <= direct_max_bytes;
   const auto begin = [&](size_t p) {
     const uint64_t base = count / num_processes, rest = count % num_processes;

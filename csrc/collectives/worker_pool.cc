@@ -31,7 +31,8 @@ void WorkerPool::Run(std::function<void()> task) {
   ++threads_;
   lock.unlock();
   try {
-    // Detached: the destructor waits for `threads_` to reach zero, which is each thread's last access.
+    // Detached: the destructor waits for `threads_` to reach zero, which is each thread's last
+    // access.
     std::thread([this] { Loop(); }).detach();
   } catch (const std::system_error&) {
     lock.lock();
@@ -63,7 +64,8 @@ void WorkerPool::Loop() {
   for (;;) {
     if (queue_.empty()) {
       ++idle_;
-      const bool woken = work_.wait_for(lock, kIdleLife, [&] { return !queue_.empty() || stopping_; });
+      const bool woken =
+          work_.wait_for(lock, kIdleLife, [&] { return !queue_.empty() || stopping_; });
       --idle_;
       if (queue_.empty() && (stopping_ || !woken)) break;
       if (queue_.empty()) continue;

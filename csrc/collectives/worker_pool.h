@@ -1,10 +1,10 @@
 // Threads that run completions and large reductions.
 //
-// Completing an XLA promise runs the rest of that device's program on the completing thread, and that program
-// may block in one of XLA's own collectives until other devices catch up, whose completions may wait in this
-// very pool. So a task must never wait for another task: the pool adds a thread whenever none is idle, up to
-// a limit far above the operations that can be in flight. Threads that stay idle end, so that a burst does not
-// leave hundreds behind.
+// Completing an XLA promise runs the rest of that device's program on the completing thread, and
+// that program may block in one of XLA's own collectives until other devices catch up, whose
+// completions may wait in this very pool. So a task must never wait for another task: the pool adds
+// a thread whenever none is idle, up to a limit far above the operations that can be in flight.
+// Threads that stay idle end, so that a burst does not leave hundreds behind.
 #pragma once
 
 #include <condition_variable>
@@ -23,8 +23,9 @@ class WorkerPool final {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  // Never blocks. Past the limit the task waits for a thread to become free. When the system refuses a thread
-  // the task is queued likewise, and runs on the caller only if there is no thread at all.
+  // Never blocks. Past the limit the task waits for a thread to become free. When the system
+  // refuses a thread the task is queued likewise, and runs on the caller only if there is no thread
+  // at all.
   void Run(std::function<void()> task);
 
   int64_t threads() const;

@@ -23,7 +23,7 @@ static_assert(wire::kVersion == 2, "a new packet format needs a new kVersion her
 
 struct Field {
   std::string_view key;
-  int64_t Hello::*member;
+  int64_t Hello::* member;
 };
 constexpr std::array kFields = {
     Field{"paths", &Hello::paths},

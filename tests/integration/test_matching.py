@@ -57,7 +57,9 @@ LAYOUTS = [(1, 4), (2, 1), (4, 1), (2, 4)]  # processes x devices of each
 SOME_LAYOUTS = [(2, 1), (2, 4)]
 
 
-def check(body: str, processes: int, per_process: int, env: dict | None = None, timeout: float = 160) -> None:
+def check(
+    body: str, processes: int, per_process: int, env: dict | None = None, timeout: float = 160
+) -> None:
     source = textwrap.dedent(PREAMBLE) + textwrap.dedent(body) + "\nfinish()\n"
     results = mp.run_processes(source, processes, per_process, env=env, timeout=timeout, check=True)
     assert [r.value for r in results] == ["right"] * processes, mp.format_results(results)
@@ -190,7 +192,9 @@ def test_overlapping_and_disjoint_groups(layout: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("layout", [(2, 1), (4, 1), (2, 4)])
-def test_one_rank_slow_cached_recompiled_or_busy(layout: tuple[int, int], tmp_path: pathlib.Path) -> None:
+def test_one_rank_slow_cached_recompiled_or_busy(
+    layout: tuple[int, int], tmp_path: pathlib.Path
+) -> None:
     # One function traced once and called 16 times. Rank 0 has a persistent cache that it filled in an earlier job; the
     # last rank sleeps, compiles other things, clears its caches and runs single-device programs between.
     body = """

@@ -40,8 +40,26 @@ TEST(Swift, Target_HoldsPacketsOfASlowLink) {
   EXPECT_NEAR(testing::CongestionDriver("swift", slow).Value("target_ns"), 840'760, 20);
 }
 
+TEST(Swift, Start_DoublesUntilTheFirstSignOfCongestion) {
+  for (int kind = 0; kind < 3; ++kind) {
+    testing::CongestionDriver d("swift", kParams);
+    d.Ack(kBase, 10, kBase);
+    EXPECT_DOUBLE_EQ(Cwnd(d), 20);
+    if (kind == 0) d.Ack(kBase, 0, FromMicros(100));
+    if (kind == 1) d.Lose(kBase);
+    if (kind == 2) d.Timeout(kBase);
+    const double before = Cwnd(d);
+    EXPECT_LT(before, 20);
+    d.Ack(kBase, before, kBase);
+    EXPECT_NEAR(Cwnd(d), before + 1, 1e-3);
+  }
+}
+
 TEST(Swift, BelowTarget_AddsOnePacketPerRoundTrip) {
   testing::CongestionDriver d("swift", kParams);
+  d.Ack(kBase, 10, kBase);
+  d.Lose(kBase);  // ends the start
+  EXPECT_EQ(d.window(), 10'000);
   d.Ack(kBase, 10, FromMicros(40));  // 10 + 1/10 * 10
   EXPECT_DOUBLE_EQ(Cwnd(d), 11);
   EXPECT_EQ(d.window(), 11'000);

@@ -45,10 +45,14 @@ class Timely final : public CongestionController {
   void OnAck(const AckSample& sample) override {
     if (!round_trip_.OnAck(sample)) return;
     const double rtt_s = ToSeconds(sample.rtt), base_s = ToSeconds(round_trip_.base());
+    const double margin_s = std::max(kLowAboveBaseSeconds, kLowAboveBase * base_s);
+    const double low_s = base_s + margin_s, high_s = base_s + kHighOfLow * margin_s;
     if (rate_ == 0) {
       // Deviation: the paper starts a flow at the line rate divided by the flows of the host, which
-      // a connection does not know; it starts with the usual initial window per round trip.
+      // a connection does not know. It starts with the usual initial window per round trip and
+      // doubles until the first sample above T_low, or a loss.
       rate_ = limits_.ClampRate(limits_.InitialWindow() / rtt_s);
+      starting_ = starting_ && rtt_s < low_s;
       prev_rtt_s_ = rtt_s;
       last_update_ = sample.now;
       return;
@@ -64,14 +68,16 @@ class Timely final : public CongestionController {
 
     gradient_ = (1 - kEwma) * gradient_ + kEwma * (rtt_s - prev_rtt_s_) / base_s;
     prev_rtt_s_ = rtt_s;
-    const double margin_s = std::max(kLowAboveBaseSeconds, kLowAboveBase * base_s);
-    const double low_s = base_s + margin_s, high_s = base_s + kHighOfLow * margin_s;
     const double weight = Weight(gradient_);
     calm_events_ = rtt_s < low_s || (rtt_s <= high_s && weight == 0) ? calm_events_ + 1 : 0;
     // Deviation: hyperactive increase also below T_low, where the paper adds single steps; an idle
     // network is the plainest case of what it is for.
     const double step = (calm_events_ >= kHaiEvents ? kHaiSteps : 1) * delta_;
-    if (rtt_s < low_s) {
+    starting_ = starting_ && rtt_s < low_s;
+    if (starting_) {
+      if (limits_.WindowInUse(sample, static_cast<double>(window_bytes())))
+        rate_ *= 1 + base_s / rtt_s;
+    } else if (rtt_s < low_s) {
       rate_ += step;
     } else if (rtt_s > high_s) {
       // Deviation: once per round trip. The delay is ten times the update interval by now, and each
@@ -117,6 +123,7 @@ class Timely final : public CongestionController {
   void Halve(Nanos now) {
     gate_.OnReduction(now);
     calm_events_ = 0;
+    starting_ = false;
     if (rate_ == 0) {  // nothing was ever acknowledged
       initial_window_ = limits_.ClampWindow(initial_window_ * kOnLoss);
     } else {
@@ -133,6 +140,7 @@ class Timely final : public CongestionController {
   double gradient_ = 0;  // smoothed difference of successive samples over the base RTT
   double prev_rtt_s_ = 0;
   int calm_events_ = 0;
+  bool starting_ = true;
   Nanos last_update_{0};
 };
 

@@ -25,20 +25,49 @@ testing::CongestionDriver After(int64_t first_rtt_us) {
   return d;
 }
 
-TEST(Timely, BelowTlow_AddsDelta) {
+// Past the start, at 250 MB/s.
+testing::CongestionDriver Steady() {
   auto d = After(20);
+  d.Lose(kBase);
+  EXPECT_NEAR(d.rate(), 250'000'000, 1);
+  return d;
+}
+
+TEST(Timely, Start_DoublesUntilTlow) {
+  auto d = After(100);
+  d.Ack(kBase, 1, kBase);  // above T_low at once: the start is over
+  EXPECT_NEAR(d.rate(), 101'250'000, 1);
+
+  testing::CongestionDriver wide("timely", {.window_bytes = 10'000'000,
+                                            .mtu_bytes = 1000,
+                                            .line_rate_bytes_per_s = 5'000'000'000,
+                                            .base_rtt = kBase});
+  wide.Ack(kBase, 1, kBase);
+  wide.Ack(kBase, 1, kBase);
+  EXPECT_NEAR(wide.rate(), 1'000'000'000, 1);
+  wide.Ack(kBase, 1, FromMicros(40));  // half a round trip of this length has passed
+  EXPECT_NEAR(wide.rate(), 1'500'000'000, 1);
+  wide.Ack(kBase, 1, FromMicros(60));
+  const int64_t reached = wide.rate();
+  EXPECT_LT(reached, 1'500'000'000);
+  wide.Ack(kBase, 1, kBase);
+  EXPECT_NEAR(wide.rate(), reached + 5'000'000, 1);
+}
+
+TEST(Timely, BelowTlow_AddsDelta) {
+  auto d = Steady();
   d.Ack(kBase, 1, FromMicros(49));  // whatever the gradient
-  EXPECT_NEAR(d.rate(), 501'250'000, 1);
+  EXPECT_NEAR(d.rate(), 251'250'000, 1);
   d.Ack(kBase, 1, FromMicros(20));
-  EXPECT_NEAR(d.rate(), 502'500'000, 1);
+  EXPECT_NEAR(d.rate(), 252'500'000, 1);
 }
 
 TEST(Timely, CalmEvents_StartHyperactiveIncrease) {
-  auto d = After(20);
+  auto d = Steady();
   for (int i = 0; i < 4; ++i) d.Ack(kBase, 1, kBase);
-  EXPECT_NEAR(d.rate(), 505'000'000, 1);
+  EXPECT_NEAR(d.rate(), 255'000'000, 1);
   d.Ack(kBase, 1, kBase);  // the fifth: N = 5
-  EXPECT_NEAR(d.rate(), 511'250'000, 1);
+  EXPECT_NEAR(d.rate(), 261'250'000, 1);
   d.Ack(kBase, 1, FromMicros(100));  // ends it
   d.Ack(kBase, 1, kBase);
   EXPECT_EQ(d.Value("calm_events"), 1);
@@ -80,11 +109,13 @@ TEST(Timely, FallingGradient_OnlyIncreases) {
 }
 
 TEST(Timely, Updates_OncePerBaseRoundTrip) {
-  auto d = After(20);
+  auto d = Steady();
+  d.Ack(kBase, 1, kBase);
+  EXPECT_NEAR(d.rate(), 251'250'000, 1);
   d.Ack(kBase - Nanos(1), 1, kBase);
-  EXPECT_NEAR(d.rate(), 500'000'000, 1);
+  EXPECT_NEAR(d.rate(), 251'250'000, 1);
   d.Ack(Nanos(1), 1, kBase);
-  EXPECT_NEAR(d.rate(), 501'250'000, 1);
+  EXPECT_NEAR(d.rate(), 252'500'000, 1);
 }
 
 TEST(Timely, Window_IsRateTimesRoundTrip) {
@@ -116,8 +147,9 @@ TEST(Timely, UnknownLineRate_TakesThePapersStep) {
   params.line_rate_bytes_per_s = 0;
   testing::CongestionDriver d("timely", params);
   d.Ack(kBase, 1, kBase);
+  d.Lose(kBase);
   d.Ack(kBase, 1, kBase);
-  EXPECT_NEAR(d.rate(), 501'250'000, 1);  // 10 Mbit/s
+  EXPECT_NEAR(d.rate(), 251'250'000, 1);  // 10 Mbit/s
 }
 
 }  // namespace
