@@ -192,8 +192,28 @@ nb::list InFlight() {
   return list;
 }
 
+nb::dict PathDict(const core::PathStats& s) {
+  nb::dict d;
+  d["state"] = s.state == core::PathHealth::kUp ? "up" : "failed";
+#define UCCL_FIELD(name) d[#name] = s.name
+  UCCL_FIELD(srtt_ns);
+  UCCL_FIELD(min_rtt_ns);
+  UCCL_FIELD(inflight_bytes);
+  UCCL_FIELD(window_bytes);
+  UCCL_FIELD(packets_sent);
+  UCCL_FIELD(packets_lost);
+  UCCL_FIELD(packets_marked);
+  UCCL_FIELD(failures);
+  UCCL_FIELD(probes);
+#undef UCCL_FIELD
+  return d;
+}
+
 nb::dict PeerDict(const core::ConnectionStats& s) {
   nb::dict d;
+  nb::list paths;
+  for (const core::PathStats& path : s.paths) paths.append(PathDict(path));
+  d["paths"] = paths;
 #define UCCL_FIELD(name) d[#name] = s.name
   UCCL_FIELD(packets_sent);
   UCCL_FIELD(packets_received);
@@ -210,7 +230,9 @@ nb::dict PeerDict(const core::ConnectionStats& s) {
   UCCL_FIELD(malformed);
   UCCL_FIELD(bad_checksum);
   UCCL_FIELD(timeouts);
+  UCCL_FIELD(tail_probes);
   UCCL_FIELD(probes);
+  UCCL_FIELD(path_probes);
   UCCL_FIELD(acks_sent);
   UCCL_FIELD(acks_received);
   UCCL_FIELD(eager_bytes_buffered);

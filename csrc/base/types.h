@@ -19,6 +19,10 @@ enum class ProcessId : int32_t {};
 // Index of a path of one connection: one value of the entropy the network hashes on.
 enum class PathId : uint16_t {};
 
+// The two ECN bits of an IP packet (RFC 3168 section 5). A sender that reacts to marks sends
+// kCapable; a congested switch turns it into kCongested.
+enum class Ecn : uint8_t { kNotCapable = 0, kCapable1 = 1, kCapable = 2, kCongested = 3 };
+
 constexpr int32_t ToInt(ProcessId p) { return static_cast<int32_t>(p); }
 constexpr uint16_t ToInt(PathId p) { return static_cast<uint16_t>(p); }
 

@@ -5,7 +5,7 @@
 #include <array>
 #include <utility>
 
-#include "csrc/core/cc/registry.h"
+#include "csrc/core/congestion.h"
 #include "csrc/core/path/path_selector.h"
 #include "csrc/core/receiver.h"
 #include "csrc/core/ring.h"
@@ -33,10 +33,9 @@ Status WrongSize(const MessageInfo& info, size_t buffer_bytes) {
 
 // Routes between the two halves and watches for silence.
 struct Connection::Impl {
-  Impl(const ConnectionConfig& c, std::unique_ptr<CongestionController> controller,
-       std::unique_ptr<PathSelector> selector)
+  Impl(const ConnectionConfig& c, Controllers controllers, std::unique_ptr<PathSelector> selector)
       : config(c),
-        sender(config, std::move(controller), std::move(selector), &stats, &events),
+        sender(config, std::move(controllers), std::move(selector), &stats, &events),
         receiver(config, &sender, &stats, &events) {}
 
   bool Waiting() const { return receiver.WaitingForData() || sender.WaitingForGrant(); }
@@ -71,6 +70,28 @@ struct Connection::Impl {
 
   Nanos SilenceEnd() const {
     return probes_unanswered < kMinProbesUnanswered ? kNever : last_heard + config.peer_silence;
+  }
+
+  wire::Header Header(Nanos now, PathId path) const {
+    wire::Header header;
+    header.path = ToInt(path);
+    header.key = config.send_key;
+    header.timestamp = static_cast<uint32_t>(ToMicros(now));
+    return header;
+  }
+  Datagram Ack(Nanos now) {
+    const PathId path = receiver.newest_path();
+    ++stats.acks_sent;
+    return Unsequenced(path, receiver.FillAck(Header(now, path), head));
+  }
+  Datagram Probe(Nanos now, PathId path) {
+    ++stats.probes;
+    return Unsequenced(path, wire::EncodeProbe(Header(now, path), head));
+  }
+  Datagram Unsequenced(PathId path, size_t bytes) {
+    ++stats.packets_sent;
+    stats.bytes_sent += bytes;
+    return {path, std::span(head).first(bytes), {}};
   }
 
   void Fail(const Status& status) {
@@ -120,16 +141,13 @@ Result<std::unique_ptr<Connection>> Connection::Make(const ConnectionConfig& con
   }
   if (config.num_paths == 0)
     return Status::Error(StatusCode::kInvalidArgument, "paths is 0, must be at least 1");
-  CongestionParams params;
-  params.window_bytes = config.window_bytes;
-  params.mtu_bytes = static_cast<int64_t>(config.max_datagram_bytes);
-  auto controller = MakeCongestionController(config.congestion_control, params);
-  if (!controller.ok()) return controller.status();
+  auto controllers = MakeControllers(config);
+  if (!controllers.ok()) return controllers.status();
   auto selector = MakePathSelector(config.path_policy, config.seed);
   if (!selector.ok()) return selector.status();
   std::unique_ptr<Connection> connection(new Connection);
   connection->impl_ =
-      std::make_unique<Impl>(config, std::move(controller.value()), std::move(selector.value()));
+      std::make_unique<Impl>(config, std::move(controllers.value()), std::move(selector.value()));
   return connection;
 }
 
@@ -170,7 +188,7 @@ void Connection::SendControl(Nanos now, std::string control) {
   impl_->Watch(now);
 }
 
-void Connection::OnDatagram(Nanos now, PathId, Bytes datagram) {
+void Connection::OnDatagram(Nanos now, PathId, Bytes datagram, Ecn ecn) {
   ConnectionStats& stats = impl_->stats;
   wire::Header header;
   Bytes body, payload;
@@ -200,8 +218,8 @@ void Connection::OnDatagram(Nanos now, PathId, Bytes datagram) {
     }
     impl_->sender.OnAck(now, ack);
   } else if (header.type == wire::PacketType::kProbe) {
-    impl_->receiver.RequestAck(header);
-  } else if (Status status = impl_->receiver.OnPacket(header, body, payload); !status.ok()) {
+    impl_->receiver.RequestAck(header, ecn);
+  } else if (Status status = impl_->receiver.OnPacket(header, body, payload, ecn); !status.ok()) {
     impl_->Fail(status);
     return;
   }
@@ -210,7 +228,10 @@ void Connection::OnDatagram(Nanos now, PathId, Bytes datagram) {
 
 void Connection::OnTimeout(Nanos now) {
   if (impl_->failed) return;
-  impl_->sender.OnTimeout(now);
+  if (const Status status = impl_->sender.OnTimeout(now); !status.ok()) {
+    impl_->Fail(status);
+    return;
+  }
   if (!impl_->was_expecting) return;
   if (now >= impl_->SilenceEnd()) {
     const int64_t ms = ToMillis(now - impl_->last_heard);
@@ -228,28 +249,17 @@ void Connection::OnTimeout(Nanos now) {
 
 std::optional<Datagram> Connection::PollTransmit(Nanos now) {
   if (impl_->failed) return std::nullopt;
-  ConnectionStats& stats = impl_->stats;
-  const bool ack = impl_->receiver.AckDue();
-  if (!ack && !impl_->probe_due) return impl_->sender.PollTransmit(now, impl_->head);
-
-  wire::Header header;
-  // Probes try the paths in turn; ACKs go where something came from.
-  const PathId path = ack ? impl_->receiver.newest_path() : impl_->sender.NextPath();
-  header.path = ToInt(path);
-  header.key = impl_->config.send_key;
-  header.timestamp = static_cast<uint32_t>(ToMicros(now));
-  size_t bytes = 0;
-  if (ack) {
-    bytes = impl_->receiver.FillAck(header, impl_->head);
-    ++stats.acks_sent;
-  } else {
-    bytes = wire::EncodeProbe(header, impl_->head);
-    impl_->probe_due = false;
-    ++stats.probes;
+  // ACKs go where something came from. Probes of the peer try the paths in turn.
+  if (impl_->receiver.AckDue()) return impl_->Ack(now);
+  if (const auto path = impl_->sender.TakePathProbe()) {
+    ++impl_->stats.path_probes;
+    return impl_->Probe(now, *path);
   }
-  ++stats.packets_sent;
-  stats.bytes_sent += bytes;
-  return Datagram{path, std::span(impl_->head).first(bytes), {}};
+  if (impl_->probe_due) {
+    impl_->probe_due = false;
+    return impl_->Probe(now, impl_->sender.NextPath());
+  }
+  return impl_->sender.PollTransmit(now, impl_->head);
 }
 
 Nanos Connection::NextTimeout() const {

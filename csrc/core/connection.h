@@ -23,6 +23,7 @@
 #include "csrc/base/status.h"
 #include "csrc/base/types.h"
 #include "csrc/core/message.h"
+#include "csrc/core/path/path.h"
 
 namespace uccl::core {
 
@@ -40,7 +41,13 @@ struct ConnectionConfig {
   Nanos max_rto{1'000'000'000};
   Nanos peer_silence{10'000'000'000};
   std::string congestion_control = "none";
+  std::string cc_scope = "connection";  // or "path": a controller for each
   std::string path_policy = "round_robin";
+  // A message of at most so many packets keeps the path of its first one; 0 or 1: none does.
+  int64_t sticky_packets = 4;
+  // A packet sent oftener without any acknowledgement fails the connection.
+  int64_t max_retries = 50;
+  uint32_t first_number = 0;  // of messages and of receives; they wrap around
   uint64_t seed = 1;
 };
 
@@ -52,14 +59,24 @@ struct Datagram {
   Bytes payload;
 };
 
+struct PathStats {
+  PathHealth state = PathHealth::kUp;
+  int64_t srtt_ns = 0, min_rtt_ns = 0, inflight_bytes = 0;
+  int64_t window_bytes = 0;  // its own; 0 when all paths share one
+  uint64_t packets_sent = 0, packets_lost = 0, packets_marked = 0;
+  uint64_t failures = 0, probes = 0;
+};
+
 struct ConnectionStats {
   uint64_t packets_sent = 0, packets_received = 0, bytes_sent = 0, bytes_received = 0;
   uint64_t payload_bytes_sent = 0, payload_bytes_received = 0;
   uint64_t retransmits_fast = 0, retransmits_timeout = 0, spurious_retransmits = 0;
   uint64_t duplicates = 0, out_of_window = 0, wrong_key = 0, malformed = 0, bad_checksum = 0;
-  uint64_t timeouts = 0, probes = 0, acks_sent = 0, acks_received = 0;
+  uint64_t timeouts = 0, tail_probes = 0, probes = 0, path_probes = 0, acks_sent = 0,
+           acks_received = 0;
   uint64_t eager_bytes_buffered = 0, unexpected_messages = 0;
   int64_t srtt_ns = 0, rttvar_ns = 0, inflight_bytes = 0, window_bytes = 0;
+  std::vector<PathStats> paths;
 };
 
 class Connection final {
@@ -84,7 +101,7 @@ class Connection final {
   // and exactly once.
   void SendControl(Nanos now, std::string control);
 
-  void OnDatagram(Nanos now, PathId path, Bytes datagram);
+  void OnDatagram(Nanos now, PathId path, Bytes datagram, Ecn ecn = Ecn::kNotCapable);
   void OnTimeout(Nanos now);
   // The next datagram to send, or nothing: window full, or all sent.
   std::optional<Datagram> PollTransmit(Nanos now);

@@ -157,6 +157,7 @@ TEST(Hostile, RandomButWellFormedPackets) {
           ack.num_echoes = static_cast<uint8_t>(random.Below(wire::kMaxEchoes + 1));
           for (wire::Echo& echo : ack.echoes) {
             echo = {static_cast<uint16_t>(random.Below(5)), static_cast<uint16_t>(random.Next()),
+                    static_cast<uint16_t>(random.Next()),
                     static_cast<uint32_t>(random.Chance(0.5) ? random.Next()
                                                              : ToMicros(now) - random.Below(1000))};
           }

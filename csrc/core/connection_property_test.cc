@@ -60,7 +60,9 @@ struct Coverage {
   uint64_t packets = 0, payload_bytes = 0, dropped = 0, duplicated = 0, corrupted = 0;
   uint64_t retransmits_fast = 0, retransmits_timeout = 0, spurious = 0, duplicates = 0,
            bad_checksum = 0;
-  uint64_t timeouts = 0, probes = 0, unexpected = 0;
+  uint64_t timeouts = 0, tail_probes = 0, probes = 0, unexpected = 0;
+  uint64_t path_failures = 0, path_probes = 0, marked = 0;
+  std::map<std::string, uint64_t> complete_by_setting;  // policies, controllers and scopes
   uint64_t eager_without_credit = 0, cut_short = 0, complete_before_cancel = 0, complete = 0,
            skips = 0;
 };
@@ -116,7 +118,17 @@ class Schedule final {
       c->bad_checksum += stats.bad_checksum;
       c->timeouts += stats.timeouts;
       c->probes += stats.probes;
+      c->tail_probes += stats.tail_probes;
+      c->path_probes += stats.path_probes;
+      for (const PathStats& path : stats.paths) {
+        c->path_failures += path.failures;
+        c->marked += path.packets_marked;
+      }
       c->unexpected += stats.unexpected_messages;
+    }
+    for (const std::string& setting :
+         {config_.path_policy, config_.congestion_control, config_.cc_scope}) {
+      ++c->complete_by_setting[setting];
     }
     for (const auto& t : transfers_) {
       c->complete += t->send_done && t->recv_done && !t->ends_by_cancel;
@@ -132,7 +144,9 @@ class Schedule final {
     out << "paths=" << config_.num_paths << " datagram=" << config_.max_datagram_bytes
         << " window=" << config_.window_bytes << " eager_max=" << config_.eager_max_bytes
         << " eager_buffer=" << config_.eager_buffer_bytes << " policy=" << config_.path_policy
-        << " psn=" << config_.initial_send_psn << "/" << config_.initial_recv_psn << " messages=";
+        << " cc=" << config_.congestion_control << "/" << config_.cc_scope
+        << " sticky=" << config_.sticky_packets << " psn=" << config_.initial_send_psn << "/"
+        << config_.initial_recv_psn << " messages=";
     for (const auto& t : transfers_)
       out << t->from << ":" << t->info.size_bytes << (t->ends_by_cancel ? "x " : " ");
     return out.str();
@@ -149,6 +163,7 @@ class Schedule final {
 
   ConnectionConfig MakeConfig() {
     ConnectionConfig c = testing::DefaultConfig(static_cast<uint16_t>(random_.Between(1, 16)));
+    if (random_.Chance(0.02)) c.num_paths = OneOf<uint16_t>(&random_, {64, 256});
     c.send_key = random_.Next();
     c.recv_key = random_.Next();
     c.initial_send_psn = InitialPsn();
@@ -164,6 +179,10 @@ class Schedule final {
     c.congestion_control = controllers[random_.Below(controllers.size())].name;
     const auto policies = PathSelectors();
     c.path_policy = policies[random_.Below(policies.size())].name;
+    c.cc_scope = OneOf<const char*>(&random_, {"connection", "path"});
+    c.sticky_packets = OneOf<int64_t>(&random_, {0, 1, 4, 1000});
+    c.max_retries = 1000;  // a schedule may be dark for long; its end is tested on its own
+    c.first_number = OneOf<uint32_t>(&random_, {0, 0xffff'ffff, 0xffff'fff0});
     return c;
   }
 
@@ -179,6 +198,7 @@ class Schedule final {
         link.jitter = FromMicros(static_cast<int64_t>(random_.Magnitude(1, 5000)));
       if (calm) return;
       if (random_.Chance(0.6)) link.drop = random_.Unit() * (harsh ? 0.7 : 0.15);
+      if (random_.Chance(0.3)) link.mark = random_.Unit() * 0.5;
       if (random_.Chance(0.4)) link.duplicate = random_.Unit() * (harsh ? 0.8 : 0.2);
       if (random_.Chance(0.4)) link.corrupt = random_.Unit() * (harsh ? 0.4 : 0.05);
       link.down = random_.Chance(0.05);
@@ -328,6 +348,7 @@ class Schedule final {
   }
 
   void CheckBounds() {
+    if (++instants_ % 4 != 0) return;  // reading all statistics costs as much as the instant itself
     for (int i : {0, 1}) {
       const ConnectionStats stats = sim_.end(i).stats();
       if (stats.eager_bytes_buffered > static_cast<uint64_t>(config_.eager_buffer_bytes)) {
@@ -337,6 +358,12 @@ class Schedule final {
       const int64_t small = static_cast<int64_t>(2 * transfers_.size() + 6) * 600;
       const int64_t limit = std::max(config_.window_bytes, int64_t{0}) +
                             static_cast<int64_t>(config_.max_datagram_bytes) + small;
+      int64_t inflight_bytes = 0;
+      for (const PathStats& path : stats.paths) {
+        if (path.inflight_bytes < 0) Fault("in flight on a path: negative");
+        inflight_bytes += path.inflight_bytes;
+      }
+      if (inflight_bytes != stats.inflight_bytes) Fault("in flight: paths do not add up");
       if (stats.inflight_bytes < 0 || stats.inflight_bytes > limit) {
         Fault("in flight: " + std::to_string(stats.inflight_bytes));
       }
@@ -397,7 +424,7 @@ class Schedule final {
   std::map<uint64_t, Transfer*> by_token_;
   std::map<std::pair<int, std::string>, int> controls_;  // by receiving end; each text is used once
   std::string fault_;
-  uint64_t eager_without_credit_ = 0, skips_ = 0;
+  uint64_t eager_without_credit_ = 0, skips_ = 0, instants_ = 0;
 };
 
 // Sanitizers cost a factor of ten or more.
@@ -430,7 +457,9 @@ TEST(ConnectionProperty, RandomFaultSchedules) {
             << c.complete << " complete, " << c.cut_short << " cut short, "
             << c.complete_before_cancel << " cancelled too late, " << c.unexpected
             << " before their receive, " << c.eager_without_credit << " small ones without credit; "
-            << c.skips << " skips, " << c.probes << " probes\n";
+            << c.skips << " skips, " << c.probes << " probes, " << c.tail_probes
+            << " tail probes; paths failed " << c.path_failures << " times, probed "
+            << c.path_probes << " times; " << c.marked << " marks\n";
   if (count < 1000) return;
   EXPECT_GT(c.dropped, count);
   EXPECT_GT(c.duplicates, count);
@@ -445,6 +474,16 @@ TEST(ConnectionProperty, RandomFaultSchedules) {
   EXPECT_GT(c.eager_without_credit, count / 10);
   EXPECT_GT(c.skips, count / 100);
   EXPECT_GT(c.probes, count / 100);
+  EXPECT_GT(c.tail_probes, count / 2);
+  EXPECT_GT(c.path_failures, count / 20);
+  EXPECT_GT(c.path_probes, count / 20);
+  EXPECT_GT(c.marked, count);
+  for (const PathSelectorRow& row : PathSelectors())
+    EXPECT_GT(c.complete_by_setting[row.name], count / 20) << row.name;
+  for (const CongestionControllerRow& row : CongestionControllers())
+    EXPECT_GT(c.complete_by_setting[row.name], count / 20) << row.name;
+  for (const char* scope : {"connection", "path"})
+    EXPECT_GT(c.complete_by_setting[scope], count / 4) << scope;
 }
 
 }  // namespace

@@ -24,7 +24,8 @@ Receiver::Receiver(const ConnectionConfig& config, Sender* sender, ConnectionSta
       stats_(stats),
       events_(events),
       window_(config.initial_recv_psn),
-      echoes_(config.num_paths) {
+      echoes_(config.num_paths),
+      next_receive_id_(config.first_number) {
   echo_paths_.reserve(config.num_paths);
 }
 
@@ -131,11 +132,12 @@ void Receiver::FinishPosted(Posted* posted, const Status& status) {
 
 // ---- packets ----
 
-void Receiver::NoteArrival(const wire::Header& header) {
+void Receiver::NoteArrival(const wire::Header& header, Ecn ecn) {
   ack_due_ = true;
   if (header.path >= echoes_.size()) return;
   newest_path_ = static_cast<PathId>(header.path);
   wire::Echo& echo = echoes_[header.path];
+  if (ecn == Ecn::kCongested) ++echo.marked;
   if (echo.packets == 0) {
     echo.path = header.path;
     echo_paths_.push_back(header.path);
@@ -146,7 +148,7 @@ void Receiver::NoteArrival(const wire::Header& header) {
   if (echo.packets < UINT16_MAX) ++echo.packets;
 }
 
-Status Receiver::OnPacket(const wire::Header& header, Bytes body, Bytes payload) {
+Status Receiver::OnPacket(const wire::Header& header, Bytes body, Bytes payload, Ecn ecn) {
   switch (window_.Check(header.psn)) {
     case ReceiveWindow::Verdict::kOutside:
       ++stats_->out_of_window;
@@ -190,7 +192,7 @@ Status Receiver::OnPacket(const wire::Header& header, Bytes body, Bytes payload)
   }
   if (!status.ok()) return status;
   window_.Record(header.psn);
-  NoteArrival(header);
+  NoteArrival(header, ecn);
   stats_->payload_bytes_received += payload.size();
   return Status::Ok();
 }
@@ -323,7 +325,7 @@ size_t Receiver::FillAck(wire::Header header, std::span<std::byte> out) {
   }
   std::array<std::byte, wire::kMaxBitmapBytes> bitmap;
   const size_t fixed =
-      wire::kHeaderBytes + wire::kAckFixedBytes + ack.num_echoes * sizeof(wire::Echo);
+      wire::kHeaderBytes + wire::kAckFixedBytes + ack.num_echoes * wire::kEchoBytes;
   const size_t room = std::min(bitmap.size(), config_.max_datagram_bytes - fixed);
   ack.bitmap_bytes = static_cast<uint16_t>(window_.FillBitmap(bitmap.data(), room));
   ack.bitmap = bitmap.data();

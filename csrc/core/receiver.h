@@ -40,9 +40,9 @@ class Receiver final {
 
   // A sequenced packet whose header and checksum are right. Returns an error when the peer breaks
   // the protocol, which is fatal for the connection.
-  Status OnPacket(const wire::Header& header, Bytes body, Bytes payload);
+  Status OnPacket(const wire::Header& header, Bytes body, Bytes payload, Ecn ecn);
   // A packet that wants an ACK although it is not sequenced.
-  void RequestAck(const wire::Header& header) { NoteArrival(header); }
+  void RequestAck(const wire::Header& header, Ecn ecn) { NoteArrival(header, ecn); }
   // Of the newest packet: a path that works, so ACKs take it as well.
   PathId newest_path() const { return newest_path_; }
 
@@ -84,7 +84,7 @@ class Receiver final {
         false;  // its receive was withdrawn or did not match: bytes are counted, not kept
   };
 
-  void NoteArrival(const wire::Header& header);
+  void NoteArrival(const wire::Header& header, Ecn ecn);
   Status OnEager(const wire::Eager& eager, Bytes payload);
   Status OnData(const wire::Data& data, Bytes payload);
   void OnRequest(const wire::Request& request);
@@ -106,14 +106,15 @@ class Receiver final {
 
   ReceiveWindow window_;
   bool ack_due_ = false;
-  std::vector<wire::Echo> echoes_;    // per path: since the last ACK that carried it
+  std::vector<wire::Echo>
+      echoes_;  // per path: since the last ACK that carried it; `marked` since ever
   std::vector<uint16_t> echo_paths_;  // those with packets > 0
   PathId newest_path_{};
 
   std::unordered_map<uint64_t, std::unique_ptr<Posted>> posted_;  // by token
   TagTable<Posted> by_tag_;                                       // not bound to a message yet
   std::unordered_map<uint32_t, Posted*> by_receive_id_;
-  uint32_t next_receive_id_ = 0;
+  uint32_t next_receive_id_;
 
   std::list<Early> early_;                              // in order of arrival
   std::unordered_map<uint32_t, Early*> by_message_id_;  // eager ones that are not whole

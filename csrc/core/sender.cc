@@ -1,18 +1,13 @@
-// Queues, acknowledgements, timeouts. See sender.h.
+// Messages, queues and transmission. Acknowledgements, losses and timers are in sender_recovery.cc.
+// See sender.h.
 #include "csrc/core/sender.h"
 
 #include <algorithm>
-#include <bit>
+#include <limits>
 #include <utility>
-
-#include "csrc/core/recovery/loss_detector.h"
 
 namespace uccl::core {
 namespace {
-
-constexpr uint32_t kMaxBackoff = 16;  // doublings; max_rto cuts in long before
-constexpr size_t kPacketsPerTimeout =
-    2;  // sent again by a timeout; their ACKs reveal the other losses
 
 wire::Description ToWire(const MessageInfo& info) {
   return {info.tag.hi, info.tag.lo, info.digest, info.size_bytes, info.note};
@@ -43,15 +38,19 @@ Event SendDone(uint64_t token, Status status) {
 
 }  // namespace
 
-Sender::Sender(const ConnectionConfig& config, std::unique_ptr<CongestionController> controller,
+Sender::Sender(const ConnectionConfig& config, Controllers controllers,
                std::unique_ptr<PathSelector> selector, ConnectionStats* stats, Ring<Event>* events)
     : config_(config),
-      controller_(std::move(controller)),
       selector_(std::move(selector)),
       stats_(stats),
       events_(events),
+      next_number_(config.first_number),
       ledger_(config.initial_send_psn),
-      paths_(config.num_paths) {}
+      paths_(config.num_paths),
+      congestion_(std::move(controllers), config.window_bytes, paths_),
+      monitor_(paths_) {
+  RefreshDelays();
+}
 
 OutMessage* Sender::NewMessage(wire::PacketType type) {
   if (free_.empty()) {
@@ -165,10 +164,39 @@ void Sender::Forget(OutMessage* m) {
   free_.push_back(m);
 }
 
-bool Sender::MayTransmit() const {
-  // With nothing in flight one packet always goes, however small the window.
-  return inflight_bytes_ == 0 ||
-         inflight_bytes_ < std::min(config_.window_bytes, controller_->window_bytes());
+bool Sender::MayTransmit(Nanos now) {
+  if (!congestion_.WindowOpen(inflight_bytes_)) return false;
+  if (congestion_.next_send() <= now) return true;
+  paced_until_ = std::min(paced_until_, congestion_.next_send());
+  return false;
+}
+
+std::optional<PathId> Sender::ChoosePath(Nanos now, std::optional<PathId> avoid, bool urgent) {
+  const auto path = selector_->Select({paths_, now, avoid, urgent});
+  if (path) return path;
+  for (const PathState& p : paths_) {
+    if (p.WindowOpen() && p.next_send > now) paced_until_ = std::min(paced_until_, p.next_send);
+  }
+  return std::nullopt;
+}
+
+// A small message keeps its path: its packets do not overtake each other, and the last one does not
+// wait for the slowest of several paths.
+std::optional<PathId> Sender::PathFor(Nanos now, OutMessage* m, size_t room, bool urgent) {
+  if (m->path) {
+    const PathState& path = paths_[ToInt(*m->path)];
+    if (!path.failed() && (urgent || path.Open(now))) return m->path;
+  }
+  const auto path = ChoosePath(now, std::nullopt, urgent);
+  const uint64_t packets = (m->data.size() + room - 1) / room;
+  if (packets > 1 && packets <= static_cast<uint64_t>(config_.sticky_packets)) m->path = path;
+  return path;
+}
+
+PathId Sender::NextPath() {
+  if (UsesSinglePath(config_.path_policy)) return PathId{0};
+  next_path_ = static_cast<uint16_t>((next_path_ + 1) % paths_.size());
+  return static_cast<PathId>(next_path_);
 }
 
 // Cuts the next packet off `message`, and returns its PSN.
@@ -186,17 +214,21 @@ uint64_t Sender::Packetise(OutMessage* m, size_t room) {
   return psn;
 }
 
-std::optional<uint64_t> Sender::NextNewPacket() {
+std::optional<Datagram> Sender::PollNew(Nanos now, std::span<std::byte> head) {
   if (ledger_.full()) return std::nullopt;
   for (Ring<OutMessage*>* queue : {&small_, &eager_, &bulk_}) {
     if (queue->empty()) continue;
-    if (queue != &small_ && !MayTransmit()) return std::nullopt;
+    const bool urgent = queue == &small_;
+    if (!urgent && !MayTransmit(now)) return std::nullopt;
     OutMessage* m = queue->front();
-    const uint64_t psn = Packetise(m, config_.max_datagram_bytes - HeadBytes(m->type));
+    const size_t room = config_.max_datagram_bytes - HeadBytes(m->type);
+    const auto path = PathFor(now, m, room, urgent);
+    if (!path) return std::nullopt;
+    const uint64_t psn = Packetise(m, room);
     // An eager message is finished first; granted ones take turns.
     if (m->all_sent || queue == &bulk_) queue->pop_front();
     if (!m->all_sent && queue == &bulk_) queue->push_back(m);
-    return psn;
+    return Transmit(now, psn, *path, head);
   }
   return std::nullopt;
 }
@@ -220,22 +252,26 @@ size_t Sender::EncodePacket(const SentPacket& packet, wire::Header header,
   }
 }
 
-Datagram Sender::Transmit(Nanos now, uint64_t psn, std::span<std::byte> head) {
+Datagram Sender::Transmit(Nanos now, uint64_t psn, PathId to, std::span<std::byte> head) {
   SentPacket& packet = ledger_.at(psn);
-  const bool again = packet.transmissions > 0;
+  if (inflight_bytes_ == 0) {
+    timer_start_ = now;
+    tail_delay_ = kMinTailProbeDelay;
+  }
   packet.previous_path = packet.path;
   packet.previous_path_seq = packet.path_seq;
-  packet.path = selector_->Select(paths_, again ? std::optional(packet.path) : std::nullopt);
+  packet.path = to;
   PathState& path = paths_[ToInt(packet.path)];
   packet.path_seq = path.next_seq++;
   path.flights.push_back({psn, packet.path_seq});
   packet.sent = now;
   packet.state = SentState::kInFlight;
-  ++packet.transmissions;
+  if (packet.transmissions < std::numeric_limits<uint16_t>::max()) ++packet.transmissions;
   ++path.packets_sent;
-  if (inflight_bytes_ == 0) timer_start_ = now;
+  path.inflight_bytes += packet.wire_bytes;
   inflight_bytes_ += packet.wire_bytes;
-  controller_->OnSent(now, packet.wire_bytes);
+  NoteDelays(path);
+  congestion_.OnSent(now, to, packet.wire_bytes);
 
   const OutMessage& m = *packet.message;
   const Bytes payload = m.withdrawn ? Bytes() : m.data.subspan(packet.offset, packet.payload_bytes);
@@ -251,142 +287,41 @@ Datagram Sender::Transmit(Nanos now, uint64_t psn, std::span<std::byte> head) {
   return {packet.path, head.first(head_bytes), payload};
 }
 
-std::optional<Datagram> Sender::PollTransmit(Nanos now, std::span<std::byte> head) {
+// The one packet that is sent again without being known to be lost, past window and pace: it is the
+// last in flight, and nothing else would ever tell what became of it (RFC 8985 section 7.3).
+std::optional<Datagram> Sender::PollTailProbe(Nanos now, std::span<std::byte> head) {
+  if (!tail_probe_) return std::nullopt;
+  const uint64_t psn = *tail_probe_;
+  tail_probe_.reset();
+  if (psn < ledger_.base() || ledger_.at(psn).state != SentState::kInFlight) return std::nullopt;
+  const auto path = ChoosePath(now, ledger_.at(psn).path, true);
+  if (!path) return std::nullopt;
+  LeaveFlight(ledger_.at(psn));
+  ++stats_->tail_probes;
+  return Transmit(now, psn, *path, head);
+}
+
+std::optional<Datagram> Sender::PollLost(Nanos now, std::span<std::byte> head) {
   while (!lost_.empty()) {
     const uint64_t psn = lost_.front();
     if (psn < ledger_.base() || ledger_.at(psn).state != SentState::kLost) {
       lost_.pop_front();
       continue;
     }
-    if (!MayTransmit()) break;
+    if (!MayTransmit(now)) return std::nullopt;
+    const auto path = ChoosePath(now, ledger_.at(psn).path, false);
+    if (!path) return std::nullopt;
     lost_.pop_front();
-    return Transmit(now, psn, head);
+    return Transmit(now, psn, *path, head);
   }
-  if (const auto psn = NextNewPacket()) return Transmit(now, *psn, head);
   return std::nullopt;
 }
 
-void Sender::OnPacketAcked(SentPacket& packet, Nanos now, int64_t* acked_bytes) {
-  if (packet.state == SentState::kInFlight) inflight_bytes_ -= packet.wire_bytes;
-  *acked_bytes += packet.wire_bytes;
-  if (packet.transmissions == 1) {
-    PathState& path = paths_[ToInt(packet.path)];
-    if (packet.path_seq < path.highest_acked_seq)
-      path.LearnReordering(path.highest_acked_seq - packet.path_seq);
-    path.highest_acked_seq = std::max(path.highest_acked_seq, packet.path_seq);
-    path.newest_acked_sent = std::max(path.newest_acked_sent, packet.sent);
-  }
-  // Acknowledged before the last transmission can have arrived: the one before was not lost, only
-  // late.
-  const bool too_soon =
-      rtt_.has_sample() && packet.transmissions > 1 && now - packet.sent < rtt_.min_rtt() / 2;
-  if (too_soon) {
-    PathState& path = paths_[ToInt(packet.previous_path)];
-    if (packet.previous_path_seq < path.highest_acked_seq) {
-      path.LearnReordering(path.highest_acked_seq - packet.previous_path_seq);
-    }
-  }
-  if (too_soon || packet.state == SentState::kLost) ++stats_->spurious_retransmits;
-  packet.state = SentState::kAcked;
-  OutMessage* m = packet.message;
-  packet.message = nullptr;
-  --m->unacked_packets;
-  ReleaseIfDone(m);
-}
-
-bool Sender::OnAck(Nanos now, const wire::Ack& ack) {
-  const uint64_t next = ExpandSequence(ack.next, ledger_.base());
-  if (next > ledger_.next()) {  // acknowledges what was never sent
-    ++stats_->malformed;
-    return false;
-  }
-  ++stats_->acks_received;
-  eager_consumed_bytes_ =
-      std::max(eager_consumed_bytes_,
-               std::min(static_cast<int64_t>(ack.eager_consumed_bytes), eager_sent_bytes_));
-
-  AckSample sample;
-  sample.now = now;
-  for (size_t i = 0; i < ack.num_echoes; ++i) {
-    const wire::Echo& echo = ack.echoes[i];
-    if (echo.path >= paths_.size()) continue;
-    // Modulo 2^32 microseconds; a sample beyond half of that is nonsense from a confused peer.
-    const auto micros = static_cast<int32_t>(static_cast<uint32_t>(ToMicros(now)) - echo.timestamp);
-    if (micros < 0) continue;
-    PathState& path = paths_[echo.path];
-    path.newest_acked_sent = std::max(path.newest_acked_sent, now - FromMicros(micros));
-    // A longer one says no more, and may come from a datagram that somebody kept and replayed.
-    const Nanos rtt = std::min(FromMicros(micros), config_.max_rto);
-    path.rtt.Sample(rtt);
-    rtt_.Sample(rtt);
-    sample.path = static_cast<PathId>(echo.path);
-    sample.rtt = rtt;
-  }
-
-  const auto acknowledge = [&](uint64_t psn) {
-    SentPacket& packet = ledger_.at(psn);
-    if (packet.state == SentState::kAcked) return;
-    OnPacketAcked(packet, now, &sample.acked_bytes);
-  };
-  for (uint64_t psn = ledger_.base(); psn < next; ++psn) acknowledge(psn);
-  for (size_t i = 0; i < ack.bitmap_bytes; ++i) {
-    for (auto bits = static_cast<unsigned>(ack.bitmap[i]); bits != 0; bits &= bits - 1) {
-      const uint64_t psn = next + 1 + i * 8 + static_cast<unsigned>(std::countr_zero(bits));
-      if (psn >= ledger_.base() && psn < ledger_.next()) acknowledge(psn);
-    }
-  }
-  ledger_.Trim();
-  const bool progress = sample.acked_bytes > 0;
-  if (progress) {
-    backoff_ = 0;
-    timer_start_ = now;
-    sample.inflight_bytes = inflight_bytes_;
-    controller_->OnAck(sample);
-  }
-  // Also without progress: the echo of a probe tells that what went before it is late.
-  newly_lost_.clear();
-  DetectLosses(ledger_, paths_, RttEstimator().Rto(config_.min_rto, config_.max_rto), &newly_lost_);
-  stats_->retransmits_fast += newly_lost_.size();
-  for (uint64_t psn : newly_lost_) MarkLost(now, psn);
-  return progress;
-}
-
-void Sender::MarkLost(Nanos now, uint64_t psn) {
-  SentPacket& packet = ledger_.at(psn);
-  packet.state = SentState::kLost;
-  inflight_bytes_ -= packet.wire_bytes;
-  ++paths_[ToInt(packet.path)].packets_lost;
-  lost_.push_back(psn);
-  controller_->OnLoss({now, packet.path, packet.wire_bytes, inflight_bytes_});
-}
-
-Nanos Sender::Rto() const {
-  // The slowest path decides: its packets are not late before its own round trip is over. One of
-  // which nothing is known yet counts as well while it has something to answer.
-  Nanos rto = rtt_.Rto(config_.min_rto, config_.max_rto);
-  for (const PathState& path : paths_) {
-    if (path.rtt.has_sample() || !path.flights.empty())
-      rto = std::max(rto, path.rtt.Rto(config_.min_rto, config_.max_rto));
-  }
-  for (uint32_t i = 0; i < backoff_ && rto < config_.max_rto; ++i) rto *= 2;
-  return std::min(rto, std::max(config_.min_rto, config_.max_rto));
-}
-
-Nanos Sender::NextTimeout() const { return inflight_bytes_ > 0 ? timer_start_ + Rto() : kNever; }
-
-void Sender::OnTimeout(Nanos now) {
-  if (now < NextTimeout()) return;
-  ++stats_->timeouts;
-  backoff_ = std::min(backoff_ + 1, kMaxBackoff);
-  timer_start_ = now;
-  controller_->OnTimeout(now);
-  size_t again = 0;
-  for (uint64_t psn = ledger_.base(); psn < ledger_.next() && again < kPacketsPerTimeout; ++psn) {
-    if (ledger_.at(psn).state != SentState::kInFlight) continue;
-    MarkLost(now, psn);
-    ++again;
-  }
-  stats_->retransmits_timeout += again;
+std::optional<Datagram> Sender::PollTransmit(Nanos now, std::span<std::byte> head) {
+  paced_until_ = kNever;
+  if (auto datagram = PollTailProbe(now, head)) return datagram;
+  if (auto datagram = PollLost(now, head)) return datagram;
+  return PollNew(now, head);
 }
 
 void Sender::Fail(const Status& status) {
@@ -399,7 +334,13 @@ void Sender::Fail(const Status& status) {
   grants_.clear();
   lost_.clear();
   ledger_ = SentLedger(config_.initial_send_psn);
-  for (PathState& path : paths_) path.flights.clear();
+  for (PathState& path : paths_) {
+    path.flights.clear();
+    path.inflight_bytes = 0;
+  }
+  monitor_.Clear();
+  tail_probe_.reset();
+  paced_until_ = kNever;
   free_.clear();
   pool_.clear();
   inflight_bytes_ = 0;
@@ -409,7 +350,22 @@ void Sender::FillStats(ConnectionStats* stats) const {
   stats->srtt_ns = rtt_.srtt().count();
   stats->rttvar_ns = rtt_.rttvar().count();
   stats->inflight_bytes = inflight_bytes_;
-  stats->window_bytes = std::min(config_.window_bytes, controller_->window_bytes());
+  stats->window_bytes = congestion_.window_bytes();
+  const bool own_window = config_.cc_scope == "path" && paths_.size() > 1;
+  stats->paths.reserve(paths_.size());
+  for (const PathState& path : paths_) {
+    PathStats& p = stats->paths.emplace_back();
+    p.state = path.health;
+    p.srtt_ns = path.rtt.srtt().count();
+    p.min_rtt_ns = path.rtt.min_rtt().count();
+    p.inflight_bytes = path.inflight_bytes;
+    p.window_bytes = own_window ? path.window_bytes : 0;
+    p.packets_sent = path.packets_sent;
+    p.packets_lost = path.packets_lost;
+    p.packets_marked = path.packets_marked;
+    p.failures = path.failures;
+    p.probes = path.probes;
+  }
 }
 
 }  // namespace uccl::core

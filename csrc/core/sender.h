@@ -18,10 +18,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "csrc/core/cc/congestion_controller.h"
+#include "csrc/core/congestion.h"
 #include "csrc/core/connection.h"
 #include "csrc/core/message.h"
 #include "csrc/core/path/path.h"
+#include "csrc/core/path/path_health.h"
 #include "csrc/core/path/path_selector.h"
 #include "csrc/core/recovery/sent_ledger.h"
 #include "csrc/core/ring.h"
@@ -35,6 +36,10 @@ namespace uccl::core {
 // bounded too.
 inline constexpr int64_t kEagerOverheadBytes = 128;
 
+// A peer whose thread waits for a core answers late by about a scheduler's tick; probing it sooner
+// would send packets for nothing.
+inline constexpr Nanos kMinTailProbeDelay = FromMillis(1);
+
 // Something to deliver: a message, or one of the small packets that arrange it.
 struct OutMessage {
   wire::PacketType type{};      // kEager, kRequest, kGrant, kData or kControl
@@ -47,12 +52,13 @@ struct OutMessage {
   uint64_t unacked_packets = 0;
   bool all_sent = false;
   bool withdrawn = false;
+  std::optional<PathId> path;           // that all its packets take, if it is small
   OutMessage* same_tag_next = nullptr;  // of TagTable
 };
 
 class Sender final {
  public:
-  Sender(const ConnectionConfig& config, std::unique_ptr<CongestionController> controller,
+  Sender(const ConnectionConfig& config, Controllers controllers,
          std::unique_ptr<PathSelector> selector, ConnectionStats* stats, Ring<Event>* events);
 
   void Send(const MessageInfo& info, Bytes data, uint64_t token);
@@ -63,7 +69,8 @@ class Sender final {
   void OnGrant(const MessageInfo& theirs, uint32_t receive_id);
   // Returns true when the ACK acknowledged something new.
   bool OnAck(Nanos now, const wire::Ack& ack);
-  void OnTimeout(Nanos now);
+  // An error when a packet was sent too often for nothing.
+  Status OnTimeout(Nanos now);
   Nanos NextTimeout() const;
   // Writes the next packet's head into `head` (wire::kMaxHeadBytes). The payload stays where it is.
   std::optional<Datagram> PollTransmit(Nanos now, std::span<std::byte> head);
@@ -74,26 +81,44 @@ class Sender final {
   }
   // Reports every unfinished message with `status` and forgets all.
   void Fail(const Status& status);
-  PathId NextPath() { return selector_->Select(paths_, std::nullopt); }
+  // For a probe of the peer: the paths in turn.
+  PathId NextPath();
+  // A path that wants a probe.
+  std::optional<PathId> TakePathProbe() { return monitor_.TakeProbe(); }
   void FillStats(ConnectionStats* stats) const;
 
  private:
   OutMessage* NewMessage(wire::PacketType type);
-  bool MayTransmit() const;
-  std::optional<uint64_t> NextNewPacket();
+  // Whether window and pace of the connection let a packet go; notes when the pace will.
+  bool MayTransmit(Nanos now);
+  std::optional<PathId> ChoosePath(Nanos now, std::optional<PathId> avoid, bool urgent);
+  std::optional<PathId> PathFor(Nanos now, OutMessage* message, size_t room, bool urgent);
+  std::optional<Datagram> PollLost(Nanos now, std::span<std::byte> head);
+  std::optional<Datagram> PollNew(Nanos now, std::span<std::byte> head);
+  std::optional<Datagram> PollTailProbe(Nanos now, std::span<std::byte> head);
   uint64_t Packetise(OutMessage* message, size_t room);
-  Datagram Transmit(Nanos now, uint64_t psn, std::span<std::byte> head);
+  Datagram Transmit(Nanos now, uint64_t psn, PathId path, std::span<std::byte> head);
   size_t EncodePacket(const SentPacket& packet, wire::Header header, std::span<std::byte> head,
                       Bytes payload) const;
+  void OnEchoes(Nanos now, const wire::Ack& ack, AckSample* sample);
   void OnPacketAcked(SentPacket& packet, Nanos now, int64_t* acked_bytes);
   void MarkLost(Nanos now, uint64_t psn);
+  void JudgePaths(Nanos now);
+  void LeaveFlight(const SentPacket& packet);
+  Status OnRetransmissionTimeout(Nanos now);
   // Forgets a message that no packet refers to any more and reports a large one as done.
   void ReleaseIfDone(OutMessage* message);
   void Forget(OutMessage* message);
   Nanos Rto() const;
+  // Of the tail-loss probe; kNever when none is to be sent.
+  Nanos TailProbeDelay() const;
+  // Both delays follow the slowest path: raised as packets leave, worked out anew by an ACK, so
+  // that NextTimeout need not look at every path.
+  void NoteDelays(const PathState& path);
+  void RefreshDelays();
+  Nanos LossTimer() const;
 
   const ConnectionConfig& config_;
-  std::unique_ptr<CongestionController> controller_;
   std::unique_ptr<PathSelector> selector_;
   ConnectionStats* const stats_;
   Ring<Event>* const events_;
@@ -116,11 +141,18 @@ class Sender final {
 
   SentLedger ledger_;
   std::vector<PathState> paths_;
+  Congestion congestion_;
+  PathMonitor monitor_;
+  uint16_t next_path_ = 0;            // of NextPath
   RttEstimator rtt_;                  // of all paths together
   Ring<uint64_t> lost_;               // to send again; entries acknowledged meanwhile are skipped
   std::vector<uint64_t> newly_lost_;  // scratch of OnAck
   int64_t inflight_bytes_ = 0;
   uint32_t backoff_ = 0;
+  Nanos slowest_rto_{}, tail_delay_{};
+  bool tail_probed_ = false;            // since the last progress
+  std::optional<uint64_t> tail_probe_;  // PSN to send once more although it is in flight
+  Nanos paced_until_ = kNever;          // something waits for the pace alone
   Nanos timer_start_{
       0};  // the timeout counts from here: last transmission of something or last progress
   int64_t eager_sent_bytes_ = 0, eager_consumed_bytes_ = 0;

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "csrc/engine/command.h"
+#include "csrc/engine/limits.h"
 #include "csrc/engine/loop.h"
 
 namespace uccl::engine {
@@ -89,7 +90,9 @@ Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Engine::~Engine() { (void)Shutdown(Nanos(0)); }  // nobody is left to hear what was not acknowledged
 
 Result<std::unique_ptr<Engine>> Engine::Start(const Config& config, EngineSink* sink) {
-  Result<std::unique_ptr<nic::NicBackend>> nic = nic::OpenBackend(config);
+  Config nic_config = config;
+  nic_config.ecn = UsesEcn(config) ? 1 : 0;
+  Result<std::unique_ptr<nic::NicBackend>> nic = nic::OpenBackend(nic_config);
   if (!nic.ok()) return nic.status();
   auto impl = std::make_unique<Impl>(config, std::move(nic.value()), sink);
   Impl* const raw = impl.get();

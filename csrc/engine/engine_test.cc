@@ -17,6 +17,8 @@
 #include <thread>
 #include <vector>
 
+#include "csrc/core/cc/registry.h"
+#include "csrc/core/path/path_selector.h"
 #include "csrc/engine/limits.h"
 #include "csrc/engine/testing/cluster.h"
 #include "csrc/wire/packet.h"
@@ -130,6 +132,35 @@ TEST(Engine, Messages_WithTinyDatagramsBuffersAndWindows) {
   std::vector<Message> messages = AllPairs(3, {0, 100, 5000, 16384, 50000, 200000});
   Exchange(&cluster, &messages, 9);
   cluster.ShutdownAll();
+}
+
+// Over real sockets and clocks: pacing, marks and path choice together.
+TEST(Engine, Messages_WithEveryPathPolicyAndController) {
+  for (const core::PathSelectorRow& policy : core::PathSelectors()) {
+    for (const core::CongestionControllerRow& controller : core::CongestionControllers()) {
+      for (const char* scope : {"connection", "path"}) {
+        SCOPED_TRACE(std::string(policy.name) + " " + controller.name + " " + scope);
+        Config config;
+        config.path_policy = policy.name;
+        config.congestion_control = controller.name;
+        config.cc_scope = scope;
+        config.max_datagram_bytes = 1400;
+        Cluster cluster(2, config);
+        ASSERT_TRUE(cluster.Connect());
+        std::vector<Message> messages = AllPairs(2, {100, 5000, 500'000});
+        Exchange(&cluster, &messages, 9);
+        const EngineStats stats = cluster[0].engine->Stats();
+        const std::vector<core::PathStats>& paths = stats.peers.at(1).paths;
+        ASSERT_EQ(paths.size(), static_cast<size_t>(config.paths));
+        for (size_t i = 0; i < paths.size(); ++i) {
+          const bool used = i == 0 || !policy.single_path;
+          EXPECT_EQ(paths[i].packets_sent > 0, used) << i;
+          EXPECT_EQ(paths[i].srtt_ns > 0, used) << i;
+        }
+        cluster.ShutdownAll();
+      }
+    }
+  }
 }
 
 TEST(Engine, Messages_BetweenDifferentlyConfiguredProcesses) {

@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "csrc/base/hash.h"
+#include "csrc/core/cc/registry.h"
+#include "csrc/core/path/path_selector.h"
 #include "csrc/wire/packet.h"
 
 namespace uccl::engine {
@@ -16,8 +18,8 @@ namespace {
 
 // Changes whenever two builds could not talk: packet formats of csrc/wire, the engine's own control
 // messages, the derivation of keys below.
-constexpr std::string_view kVersion = "uccl/1";
-static_assert(wire::kVersion == 1, "a new packet format needs a new kVersion here");
+constexpr std::string_view kVersion = "uccl/2";
+static_assert(wire::kVersion == 2, "a new packet format needs a new kVersion here");
 
 struct Field {
   std::string_view key;
@@ -105,6 +107,13 @@ Result<Hello> DecodeHello(const std::string& text) {
   return hello;
 }
 
+bool UsesEcn(const Config& config) {
+  for (const core::CongestionControllerRow& row : core::CongestionControllers()) {
+    if (config.congestion_control == row.name) return config.ecn != 0 && row.signals.ecn;
+  }
+  return false;
+}
+
 core::ConnectionConfig MakeConnectionConfig(const Config& config, const Hello& mine,
                                             const Hello& theirs, const LinkIdentity& identity,
                                             size_t route_datagram_bytes) {
@@ -127,7 +136,7 @@ core::ConnectionConfig MakeConnectionConfig(const Config& config, const Hello& m
   // All others may send to the peer at the same moment (an all-to-all does), so each gets an equal
   // part of what its device keeps. A sender on one path meets one of the buffers, not their sum.
   const int64_t senders = std::max<int64_t>(processes - 1, 1);
-  const int64_t buffers = config.path_policy == "single" ? theirs.paths : 1;
+  const int64_t buffers = core::UsesSinglePath(config.path_policy) ? theirs.paths : 1;
   c.window_bytes = std::max<int64_t>(
       std::min(config.window_bytes, theirs.receive_buffer_bytes / buffers / senders), 1);
 
@@ -144,6 +153,9 @@ core::ConnectionConfig MakeConnectionConfig(const Config& config, const Hello& m
   c.max_rto = std::chrono::microseconds(config.max_rto_us);
   c.peer_silence = std::chrono::milliseconds(config.peer_silence_ms);
   c.congestion_control = config.congestion_control;
+  c.cc_scope = config.cc_scope;
+  c.sticky_packets = config.sticky_packets;
+  c.max_retries = config.max_retries;
   c.path_policy = config.path_policy;
   return c;
 }

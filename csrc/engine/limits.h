@@ -24,10 +24,14 @@ struct Hello {
   bool operator==(const Hello&) const = default;
 };
 
-// `uccl/1 backend=udp at=127.0.0.1:4001,4002 paths=2 ...`: one line of printable text.
+// `uccl/2 backend=udp at=127.0.0.1:4001,4002 paths=2 ...`: one line of printable text.
 std::string EncodeHello(const Hello& hello);
 // kProtocol for another wire version, kInvalidArgument for a text that is none.
 Result<Hello> DecodeHello(const std::string& text);
+
+// Whether packets may ask for marks instead of drops: only where somebody reacts to marks (RFC 3168
+// section 6.1 demands it), and the setting allows it.
+bool UsesEcn(const Config& config);
 
 // A pair of processes of one start of the job.
 struct LinkIdentity {

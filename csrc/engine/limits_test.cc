@@ -45,7 +45,7 @@ TEST(Hello, Decode_OtherVersionIsNamed) {
   ASSERT_FALSE(r.ok());
   EXPECT_EQ(r.status().code, StatusCode::kProtocol);
   EXPECT_NE(r.status().detail.find("uccl/9"), std::string::npos);
-  EXPECT_NE(r.status().detail.find("uccl/1"), std::string::npos);
+  EXPECT_NE(r.status().detail.find("uccl/2"), std::string::npos);
 }
 
 TEST(Hello, Decode_UnknownFieldsArePassedOver) {
@@ -156,6 +156,21 @@ TEST(Limits, Datagram_IsTheSmallestOfAllLimits) {
   EXPECT_EQ(Make(config, SomeHello(), theirs, 2, 65507).max_datagram_bytes, 8192u);
 }
 
+TEST(Limits, Ecn_OnlyWithAControllerThatReacts) {
+  Config config;
+  for (const char* name : {"cubic", "dcqcn"}) {
+    config.congestion_control = name;
+    EXPECT_TRUE(UsesEcn(config)) << name;
+  }
+  config.ecn = 0;
+  EXPECT_FALSE(UsesEcn(config));
+  config.ecn = 1;
+  for (const char* name : {"none", "swift", "timely", "no such"}) {
+    config.congestion_control = name;
+    EXPECT_FALSE(UsesEcn(config)) << name;
+  }
+}
+
 TEST(Limits, SettingsArePassedOn) {
   Config config;
   config.min_rto_us = 123;
@@ -163,12 +178,18 @@ TEST(Limits, SettingsArePassedOn) {
   config.peer_silence_ms = 789;
   config.congestion_control = "x";
   config.path_policy = "y";
+  config.cc_scope = "z";
+  config.sticky_packets = 11;
+  config.max_retries = 12;
   const core::ConnectionConfig c = Make(config, SomeHello(), SomeHello());
   EXPECT_EQ(c.min_rto, Nanos(123'000));
   EXPECT_EQ(c.max_rto, Nanos(456'000'000));
   EXPECT_EQ(c.peer_silence, Nanos(789'000'000));
   EXPECT_EQ(c.congestion_control, "x");
   EXPECT_EQ(c.path_policy, "y");
+  EXPECT_EQ(c.cc_scope, "z");
+  EXPECT_EQ(c.sticky_packets, 11);
+  EXPECT_EQ(c.max_retries, 12);
 }
 
 }  // namespace

@@ -108,7 +108,7 @@ bool Loop::Receive(Nanos now) {
       ++counters_.unknown_key_drops;  // of another session, or no packet of ours at all
       continue;
     }
-    it->second->OnDatagram(now, in.path, in.datagram);
+    it->second->OnDatagram(now, in);
     Touch(it->second);
   }
   return count > 0;

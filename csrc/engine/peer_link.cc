@@ -60,10 +60,10 @@ void PeerLink::Cancel(Nanos now, bool is_send, uint64_t token) {
   SayByeIfDone(now);
 }
 
-void PeerLink::OnDatagram(Nanos now, PathId path, Bytes datagram) {
+void PeerLink::OnDatagram(Nanos now, const nic::Incoming& in) {
   if (gone()) return;
   suspicion_.OnHeard();
-  connection_->OnDatagram(now, path, datagram);
+  connection_->OnDatagram(now, in.path, in.datagram, in.ecn);
 }
 
 void PeerLink::OnFault(Nanos now, const Status& fault) {

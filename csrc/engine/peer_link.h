@@ -51,7 +51,7 @@ class PeerLink final {
   // Ignored when the token is not outstanding here.
   void Cancel(Nanos now, bool is_send, uint64_t token);
 
-  void OnDatagram(Nanos now, PathId path, Bytes datagram);
+  void OnDatagram(Nanos now, const nic::Incoming& in);
   void OnFault(Nanos now, const Status& fault);
   void OnTimeout(Nanos now);
   Nanos NextTimeout() const;

@@ -31,8 +31,9 @@ struct Outgoing {
 };
 
 struct Incoming {
-  PathId path{};   // the local path (socket) it arrived at
-  Bytes datagram;  // valid until the next Poll
+  PathId path{};               // the local path (socket) it arrived at
+  Bytes datagram;              // valid until the next Poll
+  Ecn ecn = Ecn::kNotCapable;  // what the network left in the IP header
 };
 
 // A fault that the network reported about a peer. The code says what to make of it: kPeerLost, the

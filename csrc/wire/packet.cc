@@ -14,7 +14,6 @@ namespace {
 
 constexpr size_t kKeyOffset = 8;
 constexpr size_t kCrcOffset = kHeaderBytes - 4;
-constexpr size_t kEchoBytes = 8;
 
 // What the type of a packet says about its form.
 struct Form {
@@ -186,6 +185,7 @@ size_t EncodeAck(Header header, const Ack& body, std::span<std::byte> out) {
   for (const Echo& echo : std::span(body.echoes).first(body.num_echoes)) {
     w.Put(echo.path);
     w.Put(echo.packets);
+    w.Put(echo.marked);
     w.Put(echo.timestamp);
   }
   w.Put(Bytes(body.bitmap, body.bitmap_bytes));
@@ -280,6 +280,7 @@ bool DecodeAck(Bytes body, Ack* ack) {
   for (Echo& echo : std::span(a.echoes).first(a.num_echoes)) {
     echo.path = r.Get<uint16_t>();
     echo.packets = r.Get<uint16_t>();
+    echo.marked = r.Get<uint16_t>();
     echo.timestamp = r.Get<uint32_t>();
   }
   if (a.bitmap_bytes != 0) a.bitmap = r.at();

@@ -15,7 +15,7 @@
 
 namespace uccl::wire {
 
-inline constexpr uint8_t kVersion = 1;
+inline constexpr uint8_t kVersion = 2;
 
 enum class PacketType : uint8_t {
   kAck = 1,      // not sequenced; all others but kProbe carry a PSN
@@ -67,11 +67,15 @@ struct Data {
   uint64_t offset = 0;
 };
 // One path from which packets came since the last ACK: the newest timestamp and how many packets.
+// `marked` counts those of the path that the network marked (ECN CE) since the connection began,
+// modulo 2^16: a sum, so that a lost ACK loses no mark.
 struct Echo {
   uint16_t path = 0;
   uint16_t packets = 0;
+  uint16_t marked = 0;
   uint32_t timestamp = 0;
 };
+inline constexpr size_t kEchoBytes = 10;
 inline constexpr size_t kMaxEchoes = 16;
 inline constexpr size_t kMaxBitmapBytes = 1024;  // 8192 packets beyond the cumulative one
 // `next` is the first PSN not received; bit i of the bitmap says whether next + 1 + i was received.
@@ -92,7 +96,8 @@ inline constexpr size_t kRequestBodyBytes = kDescriptionBytes + 4;
 inline constexpr size_t kGrantBodyBytes = kDescriptionBytes + 4;
 inline constexpr size_t kDataBodyBytes = 12;
 inline constexpr size_t kAckFixedBytes = 16;  // next, consumed, echoes, reserved, bitmap size
-inline constexpr size_t kMaxAckBodyBytes = kAckFixedBytes + kMaxEchoes * 8 + kMaxBitmapBytes;
+inline constexpr size_t kMaxAckBodyBytes =
+    kAckFixedBytes + kMaxEchoes * kEchoBytes + kMaxBitmapBytes;
 // Room for the header and body of any packet but an ACK.
 inline constexpr size_t kMaxHeadBytes = kHeaderBytes + kEagerBodyBytes;
 inline constexpr size_t kMaxAckBytes = kHeaderBytes + kMaxAckBodyBytes;

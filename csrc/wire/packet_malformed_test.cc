@@ -193,17 +193,17 @@ TEST(PacketMalformed, DecodeAck_RejectsInnerContradictions) {
     return accepted;
   };
   EXPECT_TRUE(accepts(body_with(16, 0, 0, 0)));
-  EXPECT_TRUE(accepts(body_with(16 + 8 + 3, 1, 0, 3)));
-  EXPECT_TRUE(accepts(body_with(16 + 8 * 16 + 1024, 16, 0, 1024)));
+  EXPECT_TRUE(accepts(body_with(16 + kEchoBytes + 3, 1, 0, 3)));
+  EXPECT_TRUE(accepts(body_with(16 + kEchoBytes * 16 + 1024, 16, 0, 1024)));
   EXPECT_FALSE(accepts(body_with(0, 0, 0, 0)));
   EXPECT_FALSE(accepts(body_with(15, 0, 0, 0)));
   EXPECT_FALSE(accepts(body_with(16, 0, 1, 0)));
   EXPECT_FALSE(accepts(body_with(17, 0, 0, 0)));
   EXPECT_FALSE(accepts(body_with(16, 1, 0, 0)));
   EXPECT_FALSE(accepts(body_with(16, 0, 0, 1)));
-  EXPECT_FALSE(accepts(body_with(16 + 8 * 17, 17, 0, 0)));
+  EXPECT_FALSE(accepts(body_with(16 + kEchoBytes * 17, 17, 0, 0)));
   EXPECT_FALSE(accepts(body_with(16 + 1025, 0, 0, 1025)));
-  EXPECT_FALSE(accepts(body_with(16 + 8 * 16 + 1024, 0, 0, 65535)));
+  EXPECT_FALSE(accepts(body_with(16 + kEchoBytes * 16 + 1024, 0, 0, 65535)));
 }
 
 }  // namespace

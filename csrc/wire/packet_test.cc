@@ -93,8 +93,8 @@ std::map<std::string, Packet> GoldenPackets() {
   ack.ack.next = 0x01020304;
   ack.ack.eager_consumed_bytes = 0x100000005;
   ack.ack.num_echoes = 2;
-  ack.ack.echoes[0] = {3, 5, 1000000};
-  ack.ack.echoes[1] = {258, 1, 0xfffffffe};
+  ack.ack.echoes[0] = {3, 5, 1, 1000000};
+  ack.ack.echoes[1] = {258, 1, 0xffff, 0xfffffffe};
   ack.bitmap = {std::byte{0x05}, std::byte{0x00}, std::byte{0x80}};
   return packets;
 }

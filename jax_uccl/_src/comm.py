@@ -183,7 +183,8 @@ def stats() -> dict[str, Any]:
     Returns:
       `state`; `process` and `processes`; `settings` in use; `operations_started`, `_failed`, `_in_flight`;
       `worker_threads`; `engine`: turns, sleeps, commands, packets dropped for an unknown key; `peers`: the
-      transport's counters by process; `last_error`: the latest status line or None.
+      transport's counters by process, with `paths`: per path its state (up or failed), round trip, bytes
+      in flight, packets sent, lost and marked; `last_error`: the latest status line or None.
 
     Example:
       >>> import jax_uccl

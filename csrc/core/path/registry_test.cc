@@ -1,9 +1,11 @@
 // Every policy picks existing paths and avoids the one asked to; unknown names list the known ones.
 #include <gtest/gtest.h>
 
-#include <map>
+#include <memory>
+#include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "csrc/core/path/path_selector.h"
 
@@ -30,44 +32,183 @@ TEST(PathSelectors, NamesAreUniqueAndExplained) {
   EXPECT_TRUE(names.contains("single"));
 }
 
+class Policy final {
+ public:
+  Policy(const std::string& name, size_t count, uint64_t seed = 1) : paths(count) {
+    auto made = MakePathSelector(name, seed);
+    EXPECT_TRUE(made.ok()) << made.status().ToString();
+    selector_ = std::move(made.value());
+  }
+  std::optional<PathId> Select(std::optional<PathId> avoid = std::nullopt, bool urgent = false) {
+    return selector_->Select({paths, now, avoid, urgent});
+  }
+  size_t Pick(std::optional<PathId> avoid = std::nullopt) {
+    const auto path = Select(avoid);
+    EXPECT_TRUE(path.has_value());
+    return path ? ToInt(*path) : paths.size();
+  }
+  void SetRtt(size_t path, Nanos rtt) {
+    paths[path].rtt = RttEstimator();
+    paths[path].rtt.Sample(rtt);
+    paths[path].rtt_taken = now;
+  }
+  // Of `picks` packets that stay in flight, how many took each path.
+  std::vector<int> Spread(int picks, int64_t bytes) {
+    std::vector<int> uses(paths.size());
+    for (int i = 0; i < picks; ++i) {
+      const size_t path = Pick();
+      if (path >= paths.size()) break;
+      ++uses[path];
+      paths[path].inflight_bytes += bytes;
+    }
+    return uses;
+  }
+
+  std::vector<PathState> paths;
+  Nanos now = FromMillis(1000);
+
+ private:
+  std::unique_ptr<PathSelector> selector_;
+};
+
+std::vector<std::string> Multipath() {
+  std::vector<std::string> names;
+  for (const PathSelectorRow& row : PathSelectors()) {
+    if (!row.single_path) names.push_back(row.name);
+  }
+  return names;
+}
+
+TEST(PathSelectors, SinglePathIsToldByTheRow) {
+  EXPECT_TRUE(UsesSinglePath("single"));
+  EXPECT_FALSE(UsesSinglePath("no such policy"));
+  EXPECT_EQ(Multipath(), (std::vector<std::string>{"round_robin", "power_of_two", "least_loaded"}));
+  for (const PathSelectorRow& row : PathSelectors()) {
+    Policy policy(row.name, 4, 3);
+    std::set<size_t> used;
+    for (int i = 0; i < 1000; ++i) used.insert(policy.Pick());
+    EXPECT_EQ(used.size(), row.single_path ? 1u : 4u) << row.name;
+  }
+}
+
 TEST(PathSelectors, StayWithinThePaths) {
   for (const PathSelectorRow& row : PathSelectors()) {
     for (const size_t count : {1u, 2u, 3u, 16u, 256u}) {
-      auto made = MakePathSelector(row.name, 0xffff'ffff'ffff'fff0);
-      ASSERT_TRUE(made.ok());
-      const std::vector<PathState> paths(count);
+      Policy policy(row.name, count, 0xffff'ffff'ffff'fff0);
       for (size_t i = 0; i < 1000; ++i) {
-        ASSERT_LT(ToInt(made.value()->Select(paths, std::nullopt)), count) << row.name;
-        ASSERT_LT(ToInt(made.value()->Select(paths, static_cast<PathId>(i % count))), count)
-            << row.name;
+        ASSERT_LT(policy.Pick(), count) << row.name;
+        ASSERT_LT(policy.Pick(static_cast<PathId>(i % count)), count) << row.name;
       }
     }
   }
 }
 
-TEST(RoundRobin, TakesThePathsInTurn) {
-  auto made = MakePathSelector("round_robin", 2);
-  ASSERT_TRUE(made.ok());
-  const std::vector<PathState> paths(4);
-  std::map<int, int> uses;
-  for (int i = 0; i < 400; ++i) ++uses[ToInt(made.value()->Select(paths, std::nullopt))];
-  for (int path = 0; path < 4; ++path) EXPECT_EQ(uses[path], 100);
+TEST(PathSelectors, AvoidTheLostOnesPath) {
+  for (const std::string& name : Multipath()) {
+    Policy two(name, 2), one(name, 1);
+    for (int i = 0; i < 100; ++i) {
+      EXPECT_EQ(two.Pick(PathId{0}), 1u) << name;
+      EXPECT_EQ(one.Pick(PathId{0}), 0u) << name << ": there is no other";
+    }
+  }
 }
 
-TEST(RoundRobin, AvoidsTheLostOnesPath) {
-  auto made = MakePathSelector("round_robin", 1);
-  ASSERT_TRUE(made.ok());
-  const std::vector<PathState> two(2), one(1);
-  for (int i = 0; i < 10; ++i) EXPECT_EQ(made.value()->Select(two, PathId{0}), PathId{1});
-  EXPECT_EQ(made.value()->Select(one, PathId{0}), PathId{0}) << "there is no other";
+TEST(PathSelectors, AvoidFailedPaths) {
+  for (const std::string& name : Multipath()) {
+    Policy policy(name, 4);
+    policy.paths[0].health = policy.paths[2].health = PathHealth::kFailed;
+    std::set<size_t> used;
+    for (int i = 0; i < 200; ++i) used.insert(policy.Pick());
+    EXPECT_EQ(used, (std::set<size_t>{1, 3})) << name;
+    // Better where it was lost than where nothing arrives.
+    policy.paths[3].health = PathHealth::kFailed;
+    EXPECT_EQ(policy.Pick(PathId{1}), 1u) << name;
+    // None works: all are tried.
+    policy.paths[1].health = PathHealth::kFailed;
+    used.clear();
+    for (int i = 0; i < 200; ++i) used.insert(policy.Pick());
+    EXPECT_EQ(used.size(), 4u) << name;
+    EXPECT_NE(policy.Pick(PathId{1}), 1u) << name;
+  }
+}
+
+TEST(PathSelectors, WaitForWindowAndPace) {
+  for (const PathSelectorRow& row : PathSelectors()) {
+    Policy policy(row.name, 3);
+    for (PathState& path : policy.paths) {
+      path.window_bytes = 1000;
+      path.inflight_bytes = 1000;
+    }
+    policy.paths[1].health = PathHealth::kFailed;
+    policy.paths[1].inflight_bytes = 0;  // open, but nothing arrives
+    EXPECT_EQ(policy.Select(), std::nullopt) << row.name;
+    EXPECT_TRUE(policy.Select(std::nullopt, /*urgent=*/true).has_value()) << row.name;
+    policy.paths[0].inflight_bytes = 999;
+    EXPECT_EQ(policy.Select(), PathId{0}) << row.name;
+    policy.paths[0].next_send = policy.now + Nanos(1);
+    EXPECT_EQ(policy.Select(), std::nullopt) << row.name;
+    policy.now += Nanos(1);
+    EXPECT_EQ(policy.Select(), PathId{0}) << row.name;
+  }
+}
+
+TEST(RoundRobin, TakesThePathsInTurn) {
+  Policy policy("round_robin", 4, 2);
+  EXPECT_EQ(policy.Spread(400, 0), (std::vector<int>{100, 100, 100, 100}));
 }
 
 TEST(Single, StaysOnTheFirst) {
-  auto made = MakePathSelector("single", 7);
-  ASSERT_TRUE(made.ok());
-  const std::vector<PathState> paths(4);
-  EXPECT_EQ(made.value()->Select(paths, std::nullopt), PathId{0});
-  EXPECT_EQ(made.value()->Select(paths, PathId{0}), PathId{0});
+  Policy policy("single", 4, 7);
+  EXPECT_EQ(policy.Pick(), 0u);
+  EXPECT_EQ(policy.Pick(PathId{0}), 0u);
+  policy.paths[0].health = PathHealth::kFailed;
+  EXPECT_EQ(policy.Pick(), 0u);
+}
+
+TEST(LeastLoaded, TakesTheFewestBytesInFlight) {
+  Policy policy("least_loaded", 3);
+  policy.paths[0].inflight_bytes = 5000;
+  policy.paths[1].inflight_bytes = 2000;
+  policy.paths[2].inflight_bytes = 3000;
+  EXPECT_EQ(policy.Pick(), 1u);
+  EXPECT_EQ(policy.Spread(8, 1000), (std::vector<int>{1, 4, 3})) << "up to the same level";
+}
+
+TEST(LeastLoaded, EqualOnesTakeTurns) {
+  Policy policy("least_loaded", 4);
+  EXPECT_EQ(policy.Spread(400, 0), (std::vector<int>{100, 100, 100, 100}));
+}
+
+TEST(PowerOfTwo, PrefersTheLowerRoundTrip) {
+  Policy policy("power_of_two", 4);
+  for (size_t i = 0; i < 4; ++i) policy.SetRtt(i, FromMicros(100 << i));
+  const std::vector<int> uses = policy.Spread(16'000, 0);
+  // Drawn with replacement, rank k of 4 wins (2 (4 - k) + 1) / 16 of the draws.
+  for (int k = 0; k < 4; ++k) EXPECT_NEAR(uses[k], 1000 * (2 * (3 - k) + 1), 300) << k;
+}
+
+TEST(PowerOfTwo, EqualRoundTripsBalanceBytes) {
+  Policy policy("power_of_two", 16);
+  for (size_t i = 0; i < 16; ++i) policy.SetRtt(i, FromMicros(1000 + 5 * static_cast<int>(i)));
+  const std::vector<int> uses = policy.Spread(16'000, 1000);
+  // Two choices keep the fullest within a few packets of the mean; one choice would be off by 80.
+  for (int use : uses) EXPECT_NEAR(use, 1000, 12);
+}
+
+TEST(PowerOfTwo, AStaleRoundTripDoesNotCondemn) {
+  Policy policy("power_of_two", 2);
+  policy.SetRtt(0, FromMicros(100));
+  policy.SetRtt(1, FromMicros(10'000));
+  policy.now += FromMillis(101);
+  policy.SetRtt(0, FromMicros(100));
+  policy.paths[0].inflight_bytes = 1000;
+  int tried = 0;
+  for (int i = 0; i < 1000; ++i) tried += policy.Pick() == 1;
+  EXPECT_NEAR(tried, 750, 60) << "whenever it is drawn at all";
+  policy.paths[1].inflight_bytes = 2000;
+  tried = 0;
+  for (int i = 0; i < 1000; ++i) tried += policy.Pick() == 1;
+  EXPECT_NEAR(tried, 250, 60) << "no more than its bytes in flight allow until it answers";
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ struct Link {
   Nanos delay = FromMicros(50);
   Nanos jitter{0};  // added, uniform in [0, jitter]
   double drop = 0, duplicate = 0, corrupt = 0;
+  double mark = 0;  // ECN
   bool down = false;
 };
 
@@ -29,6 +30,7 @@ struct Arrival {
   int to = 0;          // end 0 or 1
   PathId path{};
   std::vector<std::byte> bytes;
+  Ecn ecn = Ecn::kCapable;
 };
 
 struct NetworkStats {
@@ -53,7 +55,7 @@ class Network final {
   // From now on nothing is lost, repeated or changed. Delays stay as they are.
   void Heal() {
     ForEachLink([](Link& link) {
-      link.drop = link.duplicate = link.corrupt = 0;
+      link.drop = link.duplicate = link.corrupt = link.mark = 0;
       link.down = false;
     });
   }
@@ -80,6 +82,7 @@ class Network final {
       Nanos delay = link.delay;
       if (link.jitter > Nanos(0))
         delay += Nanos(random_.Below(static_cast<uint64_t>(link.jitter.count()) + 1));
+      if (link.mark > 0 && random_.Chance(link.mark)) arrival.ecn = Ecn::kCongested;
       arrival.time = now + delay;
       arrival.to = 1 - from;
       arrival.path = path;

@@ -40,7 +40,8 @@ inline ConnectionConfig DefaultConfig(uint16_t num_paths = 4) {
 
 class Simulation final {
  public:
-  Simulation(const ConnectionConfig& config, uint64_t seed) : network(config.num_paths, seed) {
+  Simulation(const ConnectionConfig& config, uint64_t seed, Nanos start = FromMillis(1))
+      : network(config.num_paths, seed), now_(start) {
     ends_[0] = Make(config);
     ends_[1] = Make(Mirror(config));
   }
@@ -113,7 +114,8 @@ class Simulation final {
     }
     while (network.NextArrival() <= now_) {
       Arrival arrival = network.Pop();
-      if (!off_[arrival.to]) ends_[arrival.to]->OnDatagram(now_, arrival.path, arrival.bytes);
+      if (!off_[arrival.to])
+        ends_[arrival.to]->OnDatagram(now_, arrival.path, arrival.bytes, arrival.ecn);
       network.Recycle(std::move(arrival));
     }
     for (int i : {0, 1}) {
@@ -144,7 +146,7 @@ class Simulation final {
   std::multimap<Nanos, std::function<void()>> actions_;  // equal times in the order of scheduling
   std::function<void(int, Event)> on_event_;
   std::function<void()> on_instant_;
-  Nanos now_{1'000'000};
+  Nanos now_;
   int instants_here_ = 0;
 };
 

@@ -116,7 +116,8 @@ Status UdpBackend::Open(const Config& config) {
   if (!status.ok()) return status;
   int64_t granted = 0;
   for (int64_t path = 0; path < config.paths; ++path) {
-    Result<Endpoint> endpoint = Endpoint::Open(ip_, config.socket_buffer_bytes);
+    Result<Endpoint> endpoint = Endpoint::Open(ip_, config.socket_buffer_bytes,
+                                               config.ecn != 0 ? Ecn::kCapable : Ecn::kNotCapable);
     if (!endpoint.ok()) return endpoint.status();
     status = Watch(endpoint.value().fd(), static_cast<uint64_t>(path));
     if (!status.ok()) return status;
@@ -230,7 +231,8 @@ size_t UdpBackend::Poll(std::span<Incoming> out) {
         endpoints_[index].Receive(std::span(slots.data(), want), std::span(got.data(), want));
     for (size_t i = 0; i < received; ++i) {
       if (got[i].truncated) continue;  // longer than anything a peer of ours sends
-      out[count++] = {PathId{static_cast<uint16_t>(index)}, Bytes(slots[i].first(got[i].size))};
+      out[count++] = {PathId{static_cast<uint16_t>(index)}, Bytes(slots[i].first(got[i].size)),
+                      got[i].ecn};
     }
     if (received == want) {
       ready_.push_back(index);

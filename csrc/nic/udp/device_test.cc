@@ -77,6 +77,57 @@ TEST(UdpDevice, Ipv6_Works) {
   EXPECT_GE(a->MaxDatagramBytes(to_b), 1232u);
 }
 
+// Both families, and that not setting it is told as well.
+TEST(UdpDevice, Ecn_TravelsInTheIpHeader) {
+  for (const char* address : {"127.0.0.1", "::1"}) {
+    SCOPED_TRACE(address);
+    if (ParseIp(address).value().family() == AF_INET6 && !HasIpv6()) continue;
+    for (const Ecn ecn : {Ecn::kNotCapable, Ecn::kCapable, Ecn::kCongested}) {
+      const SocketAddress ip = ParseIp(address).value();
+      Result<Endpoint> a = Endpoint::Open(ip, 65536, ecn), b = Endpoint::Open(ip, 65536);
+      ASSERT_TRUE(a.ok() && b.ok());
+      SocketAddress to = ip;
+      to.set_port(b.value().port());
+      const std::array<std::byte, 5> text{};
+      const OutgoingDatagram out{&to, text, {}};
+      std::vector<std::pair<size_t, int>> errors;
+      ASSERT_EQ(a.value().Send(std::span(&out, 1), &errors).taken, 1u);
+      std::array<std::byte, 100> memory;
+      const MutableBytes slot(memory);
+      ReceivedDatagram got;
+      const auto deadline = Clock::now() + kPatience;
+      size_t received = 0;
+      while (received == 0 && Clock::now() < deadline)
+        received = b.value().Receive(std::span(&slot, 1), std::span(&got, 1));
+      ASSERT_EQ(received, 1u);
+      EXPECT_EQ(got.size, text.size());
+      EXPECT_EQ(got.ecn, ecn);
+    }
+  }
+}
+
+TEST(UdpDevice, Ecn_IsASetting) {
+  for (const int64_t on : {0, 1}) {
+    Config config = Settings("");
+    config.ecn = on;
+    auto a = MustOpen(config), b = MustOpen(Settings(""));
+    ASSERT_TRUE(a && b);
+    const PeerHandle to_b = MustAdd(a.get(), b->LocalAddress());
+    const std::string text = "marked?";
+    const Outgoing out{to_b, PathId{0}, std::as_bytes(std::span(text)), {}};
+    ASSERT_EQ(a->PostSend(std::span(&out, 1)), 1u);
+    std::array<Incoming, 4> in;
+    const auto deadline = Clock::now() + kPatience;
+    size_t count = 0;
+    while (count == 0 && Clock::now() < deadline) {
+      b->Wait(std::chrono::seconds(1), false);
+      count = b->Poll(in);
+    }
+    ASSERT_EQ(count, 1u);
+    EXPECT_EQ(in[0].ecn, on == 1 ? Ecn::kCapable : Ecn::kNotCapable);
+  }
+}
+
 TEST(UdpDevice, AddPeer_OfTheOtherFamilyIsRefused) {
   if (!HasIpv6()) GTEST_SKIP() << "this machine has no IPv6 loopback";
   auto a = MustOpen(Settings("127.0.0.1")), b = MustOpen(Settings("::1"));

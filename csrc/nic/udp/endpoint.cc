@@ -42,6 +42,33 @@ bool MayBePending(int error) {
          error == EOPNOTSUPP;
 }
 
+// What is sent, and that what comes is told with each datagram.
+Status SetEcn(int fd, bool v6, Ecn ecn) {
+  const int bits = static_cast<int>(ecn);
+  Status status = v6 ? SetOption(fd, IPPROTO_IPV6, IPV6_TCLASS, bits, "IPV6_TCLASS")
+                     : SetOption(fd, IPPROTO_IP, IP_TOS, bits, "IP_TOS");
+  if (!status.ok()) return status;
+  return v6 ? SetOption(fd, IPPROTO_IPV6, IPV6_RECVTCLASS, 1, "IPV6_RECVTCLASS")
+            : SetOption(fd, IPPROTO_IP, IP_RECVTOS, 1, "IP_RECVTOS");
+}
+
+// Room for the one control message that a datagram comes with: a byte (ip(7)) or an int (ipv6(7)).
+constexpr size_t kEcnControlBytes = CMSG_SPACE(sizeof(int));
+
+Ecn ReadEcn(msghdr* message) {
+  for (cmsghdr* c = CMSG_FIRSTHDR(message); c != nullptr; c = CMSG_NXTHDR(message, c)) {
+    if (c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_TOS) {
+      return static_cast<Ecn>(*CMSG_DATA(c) & 3);
+    }
+    if (c->cmsg_level == IPPROTO_IPV6 && c->cmsg_type == IPV6_TCLASS) {
+      int value = 0;
+      memcpy(&value, CMSG_DATA(c), sizeof(value));
+      return static_cast<Ecn>(value & 3);
+    }
+  }
+  return Ecn::kNotCapable;
+}
+
 Status OpenSocket(const SocketAddress& ip, FileDescriptor* out) {
   FileDescriptor fd(::socket(ip.family(), SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (fd.get() < 0) return SystemError("cannot open a UDP socket", errno);
@@ -87,9 +114,10 @@ Status SystemError(const std::string& what, int error) {
                        std::move(detail));
 }
 
-Result<Endpoint> Endpoint::Open(const SocketAddress& ip, int64_t buffer_bytes) {
+Result<Endpoint> Endpoint::Open(const SocketAddress& ip, int64_t buffer_bytes, Ecn ecn) {
   FileDescriptor fd;
   Status status = OpenSocket(ip, &fd);
+  if (status.ok()) status = SetEcn(fd.get(), ip.family() == AF_INET6, ecn);
   if (!status.ok()) return status;
   AskBuffer(fd.get(), SO_RCVBUFFORCE, SO_RCVBUF, buffer_bytes);
   AskBuffer(fd.get(), SO_SNDBUFFORCE, SO_SNDBUF, buffer_bytes);
@@ -155,12 +183,18 @@ Endpoint::SendResult Endpoint::Send(std::span<const OutgoingDatagram> batch,
 size_t Endpoint::Receive(std::span<const MutableBytes> slots, std::span<ReceivedDatagram> out) {
   std::array<mmsghdr, kSyscallBatch> messages;  // as in Send
   std::array<iovec, kSyscallBatch> pieces;
+  struct alignas(cmsghdr) Control {
+    std::array<std::byte, kEcnControlBytes> bytes;
+  };
+  std::array<Control, kSyscallBatch> control;
   const size_t count = std::min({slots.size(), out.size(), kSyscallBatch});
   for (size_t i = 0; i < count; ++i) {
     pieces[i] = {slots[i].data(), slots[i].size()};
     messages[i] = {};
     messages[i].msg_hdr.msg_iov = &pieces[i];
     messages[i].msg_hdr.msg_iovlen = 1;
+    messages[i].msg_hdr.msg_control = control[i].bytes.data();
+    messages[i].msg_hdr.msg_controllen = control[i].bytes.size();
   }
   // An error left by an earlier send is returned (and cleared) before any datagram. A few in a row
   // happen while a peer's ports are closed; giving up after that only delays the read to the next
@@ -170,7 +204,8 @@ size_t Endpoint::Receive(std::span<const MutableBytes> slots, std::span<Received
         ::recvmmsg(fd(), messages.data(), static_cast<unsigned>(count), MSG_DONTWAIT, nullptr);
     if (received >= 0) {
       for (int i = 0; i < received; ++i) {
-        out[i] = {messages[i].msg_len, (messages[i].msg_hdr.msg_flags & MSG_TRUNC) != 0};
+        out[i] = {messages[i].msg_len, (messages[i].msg_hdr.msg_flags & MSG_TRUNC) != 0,
+                  ReadEcn(&messages[i].msg_hdr)};
       }
       return static_cast<size_t>(received);
     }

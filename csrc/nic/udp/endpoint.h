@@ -44,6 +44,7 @@ struct OutgoingDatagram {
 struct ReceivedDatagram {
   size_t size = 0;
   bool truncated = false;  // it was longer than its slot
+  Ecn ecn = Ecn::kNotCapable;
 };
 
 // What the error queue said about a destination.
@@ -58,8 +59,9 @@ inline constexpr size_t kSyscallBatch = 32;
 
 class Endpoint final {
  public:
-  // Binds to `ip` on a port the kernel chooses.
-  static Result<Endpoint> Open(const SocketAddress& ip, int64_t buffer_bytes);
+  // Binds to `ip` on a port the kernel chooses. Datagrams are sent with `ecn`.
+  static Result<Endpoint> Open(const SocketAddress& ip, int64_t buffer_bytes,
+                               Ecn ecn = Ecn::kNotCapable);
 
   int fd() const { return fd_.get(); }
   uint16_t port() const { return port_; }

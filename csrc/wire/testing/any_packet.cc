@@ -8,7 +8,7 @@ namespace uccl::wire {
 size_t HeadBytes(const Packet& p) {
   switch (p.header.type) {
     case PacketType::kAck:
-      return kHeaderBytes + kAckFixedBytes + 8 * p.ack.num_echoes + p.bitmap.size();
+      return kHeaderBytes + kAckFixedBytes + kEchoBytes * p.ack.num_echoes + p.bitmap.size();
     case PacketType::kEager:
       return kHeaderBytes + kEagerBodyBytes;
     case PacketType::kRequest:
@@ -102,7 +102,8 @@ Packet RandomPacket(std::mt19937_64& rng, PacketType type, size_t max_payload_by
       p.ack.eager_consumed_bytes = rng();
       p.ack.num_echoes = static_cast<uint8_t>(rng() % (kMaxEchoes + 1));
       for (size_t i = 0; i < p.ack.num_echoes; ++i) {
-        p.ack.echoes[i] = {Random<uint16_t>(rng), Random<uint16_t>(rng), Random<uint32_t>(rng)};
+        p.ack.echoes[i] = {Random<uint16_t>(rng), Random<uint16_t>(rng), Random<uint16_t>(rng),
+                           Random<uint32_t>(rng)};
       }
       p.bitmap = RandomBytes(rng, rng() % (std::min(kMaxBitmapBytes, max_payload_bytes) + 1));
       return p;
@@ -149,7 +150,8 @@ bool operator==(const Data& a, const Data& b) {
   return a.receive_id == b.receive_id && a.offset == b.offset;
 }
 bool operator==(const Echo& a, const Echo& b) {
-  return a.path == b.path && a.packets == b.packets && a.timestamp == b.timestamp;
+  return a.path == b.path && a.packets == b.packets && a.marked == b.marked &&
+         a.timestamp == b.timestamp;
 }
 
 }  // namespace uccl::wire

@@ -1,0 +1,193 @@
+// What controllers are told and what of their answers is kept: pace, window, ECN marks, one
+// controller for all paths or one each.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "csrc/core/cc/registry.h"
+#include "csrc/core/connection.h"
+#include "csrc/core/testing/messages.h"
+#include "csrc/core/testing/simulation.h"
+#include "csrc/wire/packet.h"
+
+namespace uccl::core {
+namespace {
+
+using testing::DefaultConfig;
+using testing::Link;
+using testing::Simulation;
+using testing::TestMessage;
+
+ConnectionConfig Config(const std::string& controller, const std::string& scope = "connection",
+                        uint16_t num_paths = 4) {
+  ConnectionConfig config = DefaultConfig(num_paths);
+  config.congestion_control = controller;
+  config.cc_scope = scope;
+  config.window_bytes = 4 << 20;
+  return config;
+}
+void Start(Simulation* sim, TestMessage* m) {
+  sim->end(1).PostRecv(sim->now(), m->info, m->target.body(), m->token);
+  sim->end(0).Send(sim->now(), m->info, m->contents, m->token);
+}
+bool Finish(Simulation* sim, TestMessage* m) {
+  const Nanos limit = sim->now() + FromMillis(600'000);
+  return sim->RunUntilEvent(1, EventKind::kRecvDone, m->token, limit) && m->Arrived() &&
+         sim->RunUntil([&] { return sim->end(0).Drained() && sim->end(1).Drained(); }, limit);
+}
+void SetDelay(Simulation* sim, Nanos delay) {
+  sim->network.ForEachLink([delay](Link& link) { link.delay = delay; });
+}
+
+TEST(Congestion, UnknownNamesAreRefused) {
+  for (const auto& [controller, scope] :
+       {std::pair("warp", "connection"), std::pair("cubic", "universe")}) {
+    const auto made = Connection::Make(Config(controller, scope));
+    ASSERT_FALSE(made.ok());
+    EXPECT_EQ(made.status().code, StatusCode::kInvalidArgument);
+  }
+}
+
+// A window smaller than a message, for every controller in both scopes.
+TEST(Congestion, EveryControllerMovesALargeMessage) {
+  for (const CongestionControllerRow& row : CongestionControllers()) {
+    for (const char* scope : {"connection", "path"}) {
+      SCOPED_TRACE(std::string(row.name) + " " + scope);
+      Simulation sim(Config(row.name, scope), 1);
+      sim.network.ForEachLink([](Link& link) { link.drop = 0.01; });
+      TestMessage m(1, 2 << 20);
+      Start(&sim, &m);
+      EXPECT_TRUE(Finish(&sim, &m));
+    }
+  }
+}
+
+// The initial window makes bursts that ACKs would only double; the pace spreads them.
+TEST(Congestion, PacketsLeaveAtThePace) {
+  for (const char* scope : {"connection", "path"}) {
+    SCOPED_TRACE(scope);
+    Simulation sim(Config("cubic", scope), 1);
+    SetDelay(&sim, FromMillis(10));
+    std::map<Nanos, int> bursts;
+    sim.network.set_filter([&](int from, PathId, Bytes header, Bytes) {
+      if (from == 0 && header[1] == static_cast<std::byte>(wire::PacketType::kData))
+        ++bursts[sim.now()];
+      return true;
+    });
+    TestMessage m(1, 1 << 20);
+    Start(&sim, &m);
+    sim.RunFor(FromMillis(65));
+    int largest = 0, packets = 0;
+    for (const auto& [time, count] : bursts) {
+      if (time < FromMillis(41)) continue;  // no round trip of data is known before
+      largest = std::max(largest, count);
+      packets += count;
+    }
+    EXPECT_GT(packets, 20);
+    // Four paths may be due at one moment; the slack lets one more go with each.
+    EXPECT_LE(largest, std::string(scope) == "path" ? 8 : 2);
+    EXPECT_TRUE(Finish(&sim, &m));
+  }
+}
+
+TEST(Congestion, NextTimeoutWakesForThePace) {
+  Simulation sim(Config("timely", "connection", 1), 1);
+  SetDelay(&sim, FromMillis(10));
+  TestMessage warm(1, 8), m(2, 1 << 20);
+  Start(&sim, &warm);
+  ASSERT_TRUE(Finish(&sim, &warm));
+  Start(&sim, &m);
+  sim.RunFor(FromMillis(30));
+  const Nanos next = sim.end(0).NextTimeout();
+  ASSERT_NE(next, kNever);
+  // Ten packets per 20 ms at first.
+  EXPECT_LE(next - sim.now(), FromMillis(3));
+  sim.end(0).CancelSend(sim.now(), 2);
+}
+
+// Marks that both directions of the wire carry, from the IP header to the controller.
+TEST(Congestion, MarksReachTheController) {
+  for (const char* scope : {"connection", "path"}) {
+    std::map<double, int64_t> window;
+    for (const double mark : {0.0, 1.0}) {
+      Simulation sim(Config("cubic", scope), 1);
+      SetDelay(&sim, FromMillis(1));
+      sim.network.ForEachLink([mark](Link& link) { link.mark = mark; });
+      TestMessage m(1, 1 << 20);
+      Start(&sim, &m);
+      sim.RunFor(FromMillis(30));
+      window[mark] = sim.end(0).stats().window_bytes;
+      ASSERT_TRUE(Finish(&sim, &m));
+      const ConnectionStats stats = sim.end(0).stats();
+      uint64_t marked = 0;
+      for (const PathStats& path : stats.paths) marked += path.packets_marked;
+      EXPECT_EQ(marked, mark == 0 ? 0 : stats.packets_sent - stats.acks_sent) << scope;
+      EXPECT_EQ(stats.retransmits_fast, 0u);
+    }
+    EXPECT_LT(4 * window[1.0], window[0.0]) << scope;
+  }
+}
+
+TEST(Congestion, LostAcksLoseNoMarks) {
+  Simulation sim(Config("none"), 3);
+  for (size_t path = 0; path < 4; ++path) {
+    sim.network.link(0, path).mark = 1;
+    sim.network.link(1, path).drop = 0.5;
+  }
+  TestMessage m(1, 8 << 20);
+  Start(&sim, &m);
+  ASSERT_TRUE(Finish(&sim, &m));
+  uint64_t marked = 0;
+  for (const PathStats& path : sim.end(0).stats().paths) marked += path.packets_marked;
+  const uint64_t packets = (8 << 20) / 1160;
+  EXPECT_GT(marked, packets - packets / 20);
+  EXPECT_LE(marked, sim.end(0).stats().packets_sent);
+}
+
+// The count of marks is 16 bits wide on the wire.
+TEST(Congestion, MarkCountWraps) {
+  ConnectionConfig config = Config("none", "connection", 1);
+  config.window_bytes = 256 * 1024;
+  config.max_datagram_bytes = 540;
+  Simulation sim(config, 3);
+  sim.network.link(0, 0).mark = 1;
+  TestMessage m(1, 36'000'000);
+  Start(&sim, &m);
+  ASSERT_TRUE(Finish(&sim, &m));
+  const ConnectionStats stats = sim.end(0).stats();
+  EXPECT_GT(stats.packets_sent, 70'000u);
+  EXPECT_EQ(stats.paths[0].packets_marked, stats.packets_sent - stats.acks_sent);
+}
+
+TEST(Congestion, EachPathHasItsOwnWindow) {
+  Simulation sim(Config("cubic", "path"), 4);
+  SetDelay(&sim, FromMillis(1));
+  sim.network.link(0, 2).drop = 0.05;
+  TestMessage m(1, 32 << 20);
+  Start(&sim, &m);
+  sim.RunFor(FromMillis(30));
+  const ConnectionStats stats = sim.end(0).stats();
+  ASSERT_GT(stats.inflight_bytes, 0);
+  for (size_t path : {0, 1, 3}) {
+    EXPECT_GT(stats.paths[path].window_bytes, 3 * stats.paths[2].window_bytes) << path;
+  }
+  EXPECT_TRUE(Finish(&sim, &m));
+}
+
+TEST(Congestion, TheReceiversWindowBoundsAllPathsTogether) {
+  ConnectionConfig config = Config("none", "path", 8);
+  config.window_bytes = 50'000;
+  Simulation sim(config, 5);
+  int64_t most = 0;
+  sim.set_on_instant([&] { most = std::max(most, sim.end(0).stats().inflight_bytes); });
+  TestMessage m(1, 2 << 20);
+  Start(&sim, &m);
+  ASSERT_TRUE(Finish(&sim, &m));
+  EXPECT_GE(most, 50'000);
+  EXPECT_LE(most, 51'200);
+}
+
+}  // namespace
+}  // namespace uccl::core
