@@ -21,8 +21,10 @@ ARROWS: dict[str, set[str]] = {
     "csrc/nic": {"csrc/base"},
     "csrc/engine": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic"},
     "csrc/collectives": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine"},
+    "csrc/sim": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine"},
     "xla_ffi": {
         "csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine", "csrc/collectives",
+        "csrc/sim",
     },
 }  # fmt: skip
 

@@ -25,6 +25,7 @@
 #include "csrc/base/status.h"
 #include "csrc/collectives/runtime.h"
 #include "xla_ffi/handlers.h"
+#include "xla_ffi/sim_bindings.h"
 
 namespace nb = nanobind;
 
@@ -307,6 +308,7 @@ NB_MODULE(_uccl, m) {
   m.def("last_error", &LastError);
   m.def("compile_boundary", &CompileBoundary, nb::arg("module_name"));
   m.def("set_default_devices", &SetDefaultDevices, nb::arg("ids"), nb::arg("processes"));
+  DefineSim(m);
 }
 
 }  // namespace uccl::xla_ffi

@@ -1,0 +1,75 @@
+"""Plots of `jax-uccl sim --plot`: flow completion times, queues over time, path usage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def save(reports: Sequence[dict[str, Any]], path: str | Path) -> None:
+    """Writes one picture; the ending of `path` names its format.
+
+    Args:
+      reports: of `sim_command.simulate`.
+      path: the file.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    heat_maps = [(r, usage) for r in reports for usage in r["path_usage"][:1]]
+    columns = max(2, len(heat_maps))
+    figure = plt.figure(figsize=(4.5 * columns, 8), layout="constrained")
+    grid = figure.add_gridspec(2, 2 * columns)
+
+    times = figure.add_subplot(grid[0, :columns])
+    for report in reports:
+        label = _label(report)
+        for name, suffix in (("flow_ns", ""), ("background_flow_ns", ", small")):
+            values = [ns / 1e3 for ns in report[name]]
+            shares = [(i + 1) / len(values) for i in range(len(values))]
+            if values:
+                times.step(values, shares, where="post", label=label + suffix)
+    times.set(xlabel="flow completion time (us)", ylabel="share of flows", ylim=(0, 1.02))
+    times.legend()
+
+    queues = figure.add_subplot(grid[0, columns:])
+    for report in reports:
+        at = [sample[0] / 1e3 for sample in report["queue_samples"]]
+        line = queues.plot(
+            at, [s[1] / 1024 for s in report["queue_samples"]], label=f"{_label(report)}, deepest"
+        )[0]
+        queues.plot(
+            at,
+            [s[2] / 1024 for s in report["queue_samples"]],
+            linestyle="--",
+            color=line.get_color(),
+            label=f"{_label(report)}, mean",
+        )
+    queues.set(xlabel="time (us)", ylabel="queue of a switch port (KiB)", ylim=(0, None))
+    queues.legend()
+
+    for i, (report, usage) in enumerate(heat_maps):
+        axes = figure.add_subplot(grid[1, 2 * i : 2 * i + 2])
+        megabytes = [[b / 1e6 for b in row] for row in usage["bytes"]]
+        width = max(map(len, megabytes))
+        padded = [row + [float("nan")] * (width - len(row)) for row in megabytes]
+        image = axes.imshow(padded, aspect="auto", interpolation="nearest", vmin=0)
+        axes.set(title=f"{_label(report)}: {usage['tier']}", xlabel="uplink", ylabel="switch")
+        figure.colorbar(image, ax=axes, label="MB")
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _label(report: dict[str, Any]) -> str:
+    settings = report["settings"]
+    if settings["transport"] == "spray":
+        return f"spray, {settings['paths']} paths"
+    if settings["transport"] == "bundle":
+        return f"bundle, {settings['lanes']} connections"
+    return str(settings["transport"])
