@@ -98,7 +98,12 @@ def test_two_processes_start_end_and_start_again():
         "        jax.sharding.Mesh(np.array(jax.devices()), ('x',)), P('x')),\n"
         "        lambda i: np.arange(4, dtype=np.float32)[i])\n"
         "    print('sum', [float(s.data[0]) for s in f(x).addressable_shards])\n"
-        "    assert list(jax_uccl.stats()['peers']) == [1 - int(sys.argv[2])]\n"
+        "    peers = jax_uccl.stats()['peers']\n"
+        "    assert list(peers) == [1 - int(sys.argv[2])]\n"
+        "    paths = peers[1 - int(sys.argv[2])]['paths']\n"
+        "    assert [path['state'] for path in paths] == ['up'] * 4, paths\n"
+        "    assert sum(path['packets_sent'] for path in paths) > 0, paths\n"
+        "    assert max(path['srtt_ns'] for path in paths) > 0, paths\n"
         "    jax_uccl.shutdown()\n"
     )
     port = str(free_port())

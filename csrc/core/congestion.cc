@@ -61,19 +61,22 @@ void Congestion::OnAck(Nanos now, PathId newest_path, Nanos newest_rtt, int64_t 
   int64_t marked_bytes = 0;
   for (size_t i = 0; i < paths_.size(); ++i) {
     PathState& path = paths_[i];
+    // An ACK has room for the echoes of a few paths and acknowledges packets of all; what the next
+    // one tells of the others waits for their next packets.
+    if (path.acked_packets_now == 0) continue;
     const int64_t acked = std::exchange(path.acked_bytes_now, 0);
     const auto packets = static_cast<int64_t>(std::exchange(path.acked_packets_now, 0));
     const auto marks = static_cast<int64_t>(std::exchange(path.marks_now, 0));
     const Nanos rtt = std::exchange(path.rtt_now, Nanos(0));
     // Marks are counted in packets and controllers reckon in bytes: the mean packet stands for all.
     // More marks than acknowledged packets come from ACKs that were lost before.
-    const int64_t marked = packets == 0 ? 0 : acked * std::min(marks, packets) / packets;
+    const int64_t marked = acked * std::min(marks, packets) / packets;
     marked_bytes += marked;
-    if (!per_path_ || (acked == 0 && marks == 0)) continue;
+    if (!per_path_) continue;
     AckSample sample{now, static_cast<PathId>(i), rtt, marked, path.inflight_bytes};
-    if (marks > 0) controllers_[i]->OnEcn(sample);
+    if (marked > 0) controllers_[i]->OnEcn(sample);
     sample.acked_bytes = acked;
-    if (acked > 0) controllers_[i]->OnAck(sample);
+    controllers_[i]->OnAck(sample);
     Refresh(i);
   }
   if (per_path_) return;

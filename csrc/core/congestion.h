@@ -37,7 +37,7 @@ class Congestion final {
   Nanos next_send() const { return next_send_; }
 
   void OnSent(Nanos now, PathId path, int64_t bytes);
-  // What one ACK said: *_now of each path, which are reset.
+  // What one ACK said: *_now of each path, reset for those of which it acknowledged packets.
   void OnAck(Nanos now, PathId newest_path, Nanos newest_rtt, int64_t acked_bytes,
              int64_t inflight_bytes);
   // `sample.inflight_bytes` is that of the connection.

@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "csrc/core/cc/registry.h"
+#include "csrc/core/congestion.h"
 #include "csrc/core/connection.h"
 #include "csrc/core/testing/messages.h"
 #include "csrc/core/testing/simulation.h"
@@ -144,6 +147,33 @@ TEST(Congestion, LostAcksLoseNoMarks) {
   const uint64_t packets = (8 << 20) / 1160;
   EXPECT_GT(marked, packets - packets / 20);
   EXPECT_LE(marked, sim.end(0).stats().packets_sent);
+}
+
+// With more paths than an ACK has echoes, marks and round trips come after the acknowledgements.
+TEST(Congestion, NewsOfAPathWaitsForItsNextPackets) {
+  for (const char* scope : {"connection", "path"}) {
+    SCOPED_TRACE(scope);
+    std::vector<PathState> paths(2);
+    auto made = MakeControllers(Config("cubic", scope, 2));
+    ASSERT_TRUE(made.ok());
+    Congestion congestion(std::move(made.value()), 4 << 20, paths);
+    const auto ack = [&](Nanos now) {
+      paths[1].acked_bytes_now = 1200;
+      paths[1].acked_packets_now = 1;
+      congestion.OnAck(now, PathId{0}, Nanos(0), 1200, 10'000);
+    };
+    ack(FromMillis(1));
+    const int64_t before = congestion.window_bytes();
+    paths[1].marks_now = 1;
+    paths[1].rtt_now = FromMillis(1);
+    congestion.OnAck(FromMillis(2), PathId{1}, FromMillis(1), 0, 10'000);
+    EXPECT_EQ(congestion.window_bytes(), before);
+    EXPECT_EQ(paths[1].rtt_now, FromMillis(1));
+    ack(FromMillis(3));
+    EXPECT_LT(congestion.window_bytes(), before - 1000);
+    EXPECT_EQ(paths[1].marks_now, 0u);
+    EXPECT_EQ(paths[1].rtt_now, Nanos(0));
+  }
 }
 
 // The count of marks is 16 bits wide on the wire.

@@ -81,7 +81,7 @@ struct PathState {
   bool failed() const { return health == PathHealth::kFailed; }
 
   uint16_t marks_echoed = 0;  // ECN marks that ACKs have told of, modulo 2^16
-  // Within one ACK.
+  // Of the current ACK, for congestion.h.
   int64_t acked_bytes_now = 0;
   uint32_t acked_packets_now = 0, marks_now = 0;
   Nanos rtt_now{0};
