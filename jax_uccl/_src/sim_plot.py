@@ -28,29 +28,24 @@ def save(reports: Sequence[dict[str, Any]], path: str | Path) -> None:
     grid = figure.add_gridspec(2, 2 * columns)
 
     times = figure.add_subplot(grid[0, :columns])
-    for report in reports:
+    for i, report in enumerate(reports):
         label = _label(report)
-        for name, suffix in (("flow_ns", ""), ("background_flow_ns", ", small")):
-            values = [ns / 1e3 for ns in report[name]]
+        for field, suffix, line in (("flow_ns", "", "-"), ("background_flow_ns", ", small", ":")):
+            values = [ns / 1e3 for ns in report[field]]
             shares = [(i + 1) / len(values) for i in range(len(values))]
             if values:
-                times.step(values, shares, where="post", label=label + suffix)
+                name = label + suffix
+                times.step(values, shares, where="post", label=name, color=f"C{i}", linestyle=line)
     times.set(xlabel="flow completion time (us)", ylabel="share of flows", ylim=(0, 1.02))
     times.legend()
 
     queues = figure.add_subplot(grid[0, columns:])
-    for report in reports:
+    for i, report in enumerate(reports):
         at = [sample[0] / 1e3 for sample in report["queue_samples"]]
-        line = queues.plot(
-            at, [s[1] / 1024 for s in report["queue_samples"]], label=f"{_label(report)}, deepest"
-        )[0]
-        queues.plot(
-            at,
-            [s[2] / 1024 for s in report["queue_samples"]],
-            linestyle="--",
-            color=line.get_color(),
-            label=f"{_label(report)}, mean",
-        )
+        for column, word, line in ((1, "deepest", "-"), (2, "mean", "--")):
+            depth = [sample[column] / 1024 for sample in report["queue_samples"]]
+            label = f"{_label(report)}, {word}"
+            queues.plot(at, depth, color=f"C{i}", linestyle=line, label=label)
     queues.set(xlabel="time (us)", ylabel="queue of a switch port (KiB)", ylim=(0, None))
     queues.legend()
 
