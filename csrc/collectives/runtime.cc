@@ -7,8 +7,12 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <functional>
 #include <string_view>
+#include <thread>
 #include <utility>
+
+#include "csrc/base/hash.h"
 
 namespace uccl::coll {
 namespace {
@@ -124,6 +128,17 @@ Status TimeoutOf(const Operation& op, const Operation::Missing& missing, Nanos d
                 OpDescription::Decode(u.info.note).ToString();
   }
   return s;
+}
+
+// A fault point: shuffles the order in which calls of different places and devices come here. Per
+// thread, so that it orders nothing by itself; the seed does not matter.
+void TestDelay(int64_t limit_us) {
+  thread_local uint64_t state =
+      std::hash<std::thread::id>()(std::this_thread::get_id()) ^
+      static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  state = Mix64(state + 1);
+  std::this_thread::sleep_for(
+      std::chrono::microseconds(state % (static_cast<uint64_t>(limit_us) + 1)));
 }
 
 }  // namespace
@@ -259,10 +274,13 @@ void Runtime::Fail(Call& call, const Status& status) {
 
 void Runtime::Submit(Call call) {
   std::shared_ptr<const DeviceTable> defaults;
+  int64_t test_delay_us = 0;
   {
     std::lock_guard lock(mutex_);
     defaults = default_devices_;
+    test_delay_us = config_.test_delay_us;
   }
+  if (test_delay_us > 0) TestDelay(test_delay_us);
   Result<CallSite::Seat> seat = call.site->SeatOf(call.device, call.partition, *defaults);
   if (!seat.ok()) return Fail(call, seat.status());
   const CallSite::Seat& at = seat.value();

@@ -98,6 +98,33 @@ def test_many_independent_and_repeated_calls(layout: tuple[int, int]) -> None:
     )
 
 
+@pytest.mark.parametrize("layout", [(1, 4), (2, 2)])
+def test_order_shuffled_by_random_delays(layout: tuple[int, int]) -> None:
+    # Every call waits up to 3 ms before it is matched, so devices and processes meet in another order each time.
+    check(
+        """
+        inner = jax.jit(lambda v: jax_uccl.all_to_all(v, "x", 0, 0, tiled=True))
+        def f(x):
+            def body(c, k):
+                return sum(inner(c + i) for i in range(3)) - 2 * inner(c), jax_uccl.psum(c, "x").sum()
+            c, sums = lax.scan(body, x, jnp.arange(3.0))
+            return [inner(x * (i + 1)) for i in range(6)], c, sums[None]
+        g = jax.jit(smap(f, ([P("x")] * 6, P("x"), P("x")), check_vma=False))
+        x = data(n * n, 3)
+        c = x
+        for _ in range(3):
+            c = exchange(c) + 3
+        for _ in range(8):
+            outs, got, sums = g(place(x))
+            for i, out in enumerate(outs):
+                same(out, exchange(x * (i + 1)))
+            same(got, c)
+        """,
+        *layout,
+        env={"JAX_UCCL_TEST_DELAY_US": "3000"},
+    )
+
+
 @pytest.mark.parametrize("layout", SOME_LAYOUTS)
 def test_two_functions_with_equal_positions_alternate(layout: tuple[int, int]) -> None:
     # Both jitted functions carry the same name and ordinal; launches run ahead. Blocks at least every 16
