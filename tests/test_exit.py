@@ -98,6 +98,9 @@ def test_two_processes_start_end_and_start_again():
         "        jax.sharding.Mesh(np.array(jax.devices()), ('x',)), P('x')),\n"
         "        lambda i: np.arange(4, dtype=np.float32)[i])\n"
         "    print('sum', [float(s.data[0]) for s in f(x).addressable_shards])\n"
+        # Several more, so that what the first one sent has been acknowledged.
+        "    for _ in range(8):\n"
+        "        jax.block_until_ready(f(x))\n"
         "    peers = jax_uccl.stats()['peers']\n"
         "    assert list(peers) == [1 - int(sys.argv[2])]\n"
         "    paths = peers[1 - int(sys.argv[2])]['paths']\n"
