@@ -206,17 +206,21 @@ class TestOutput:
         assert {"[0/2] all done", "[1/2] all done"} <= set(lines)
         assert len(lines) <= 4  # On a very slow machine rank 0 may have shown its bar meanwhile.
 
-    def test_progress_bar_on_a_terminal(self, launch, script):
-        path = script("""
+    def test_progress_bar_on_a_terminal(self, launch, script, tmp_path):
+        go = tmp_path / "go"
+        path = script(f"""
+            import os, time
             if rank == 1:
                 print("line of one")
             else:
                 for i in range(50):
-                    print(f"\\rbar {i}" + "." * (i % 5), end="")
+                    print("\\rbar", str(i) + "." * (i % 5), end="")
                 print("\\rlog line", " " * 10)
-                print("\\r" + "long " * 20, end="")
+                print("\\r" + "long " * 20, end="", flush=True)
+                while not os.path.exists({str(go)!r}):
+                    time.sleep(0.01)
                 for i in range(50, 100):
-                    print(f"\\rbar {i}", end="")
+                    print("\\rbar", i, end="")
                 print()
         """)
         master, slave = os.openpty()
@@ -228,12 +232,13 @@ class TestOutput:
         with contextlib.suppress(OSError):  # EIO: the last writer has closed the terminal.
             while chunk := os.read(master, 65536):
                 data += chunk
+                if b"long" in data:
+                    go.touch()  # The long bar is on the screen, so what follows must replace it.
         os.close(master)
         assert run.process.wait(LIMIT_S) == 0
-        # Bars are drawn in place, and never so long that they would wrap. (How many are drawn depends on how the
-        # output arrives: of several in one piece only the last is.)
+        # The bar was drawn in place, and never so long that it would wrap.
         drawn = re.findall(r"\r(\[0/2\] [^\r\n\x1b]*)\r\x1b\[2K", data.decode())
-        assert max(map(len, drawn), default=0) <= 39
+        assert drawn and max(map(len, drawn)) <= 39
         screen = [line.rstrip() for line in on_screen(data.decode())]
         assert sorted(screen) == sorted(["[0/2] log line", "[0/2] bar 99", "[1/2] line of one", ""])
         assert screen.index("[0/2] log line") < screen.index("[0/2] bar 99")
