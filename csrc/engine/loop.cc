@@ -36,6 +36,8 @@ Hello MakeHello(const Config& config, const nic::NicBackend& nic) {
   hello.receive_buffer_bytes = c.receive_buffer_bytes;
   hello.eager_max_bytes = config.eager_max_bytes;
   hello.eager_buffer_bytes = config.eager_buffer_bytes;
+  hello.credit_initial_bytes = config.credit_initial_bytes;
+  hello.receiver_scheduler = config.receiver_scheduler;
   return hello;
 }
 
@@ -74,6 +76,7 @@ bool Loop::Turn(Nanos now) {
   worked |= Receive(now);
   worked |= ReadFaults(now);
   worked |= FireTimers(now);
+  worked |= GrantCredits(now);
   DeliverEvents(now);
   worked |= Transmit(now);
   // Events that transmitting caused, such as a failure noticed there, come with the next turn,
@@ -92,6 +95,7 @@ void Loop::Sleep(Nanos now) {
 
 Nanos Loop::NextTimeout() const {
   Nanos next = stage_ == Stage::kOpen ? kNever : std::min(shutdown_deadline_, stage_deadline_);
+  if (scheduler_ != nullptr) next = std::min(next, scheduler_->NextGrant());
   for (const auto& link : links_) {
     if (link != nullptr) next = std::min(next, link->NextTimeout());
   }
@@ -132,6 +136,16 @@ bool Loop::FireTimers(Nanos now) {
     if (link == nullptr || link->NextTimeout() > now) continue;
     link->OnTimeout(now);
     Touch(link.get());
+    any = true;
+  }
+  return any;
+}
+
+bool Loop::GrantCredits(Nanos now) {
+  if (scheduler_ == nullptr) return false;
+  bool any = false;
+  while (const core::CreditFlow* flow = scheduler_->Grant(now)) {
+    Touch(links_[flow->owner].get());
     any = true;
   }
   return any;

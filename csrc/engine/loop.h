@@ -1,6 +1,8 @@
 // The engine thread: one turn after the other until shutdown is complete.
 //
-//   turn: commands -> datagrams in -> faults -> timers -> events to the sink -> datagrams out
+//   turn: commands -> datagrams in -> faults -> timers -> credits -> events to the sink ->
+//   datagrams
+//         out
 //   idle: turns without work for spin_us, then sleep until a datagram, a command or the next timer
 //
 // Owned by Engine. Run() and everything it calls belong to the engine thread, which is the only one
@@ -15,6 +17,7 @@
 #include "csrc/base/config.h"
 #include "csrc/base/status.h"
 #include "csrc/base/types.h"
+#include "csrc/core/credit/receiver_scheduler.h"
 #include "csrc/engine/command.h"
 #include "csrc/engine/engine.h"
 #include "csrc/engine/limits.h"
@@ -72,6 +75,7 @@ class Loop final {
   bool Receive(Nanos now);
   bool ReadFaults(Nanos now);
   bool FireTimers(Nanos now);
+  bool GrantCredits(Nanos now);
   void DeliverEvents(Nanos now);
   bool Transmit(Nanos now);
   void Touch(PeerLink* link);
@@ -85,6 +89,7 @@ class Loop final {
   CommandQueue* const queue_;
   Hello hello_;
 
+  std::unique_ptr<core::ReceiverScheduler> scheduler_;  // outlives the links; null: none
   std::vector<std::unique_ptr<PeerLink>>
       links_;  // by process; null for this one; empty before Connect
   std::unordered_map<uint64_t, PeerLink*> by_key_;
