@@ -96,9 +96,7 @@ void Loop::Sleep(Nanos now) {
 Nanos Loop::NextTimeout() const {
   Nanos next = stage_ == Stage::kOpen ? kNever : std::min(shutdown_deadline_, stage_deadline_);
   if (scheduler_ != nullptr) next = std::min(next, scheduler_->NextGrant());
-  for (const auto& link : links_) {
-    if (link != nullptr) next = std::min(next, link->NextTimeout());
-  }
+  if (timers_ != nullptr) next = std::min(next, timers_->Next());
   return next;
 }
 
@@ -131,14 +129,25 @@ bool Loop::ReadFaults(Nanos now) {
 }
 
 bool Loop::FireTimers(Nanos now) {
+  if (timers_ == nullptr) return false;
+  expired_.clear();
+  timers_->Expire(now, &expired_);
   bool any = false;
-  for (const auto& link : links_) {
-    if (link == nullptr || link->NextTimeout() > now) continue;
+  for (const size_t id : expired_) {
+    PeerLink* link = links_[id].get();
+    if (link->NextTimeout() > now) {
+      SetTimer(*link);
+      continue;
+    }
     link->OnTimeout(now);
-    Touch(link.get());
+    Touch(link);
     any = true;
   }
   return any;
+}
+
+void Loop::SetTimer(const PeerLink& link) {
+  timers_->Set(static_cast<size_t>(ToInt(link.id())), link.NextTimeout());
 }
 
 bool Loop::GrantCredits(Nanos now) {
@@ -166,7 +175,10 @@ void Loop::DeliverEvents(Nanos now) {
 bool Loop::Transmit(Nanos now) {
   if (batch_.stalled()) {
     const bool taken = batch_.Flush(nic_.get());
-    if (batch_.stalled()) return taken;
+    if (batch_.stalled()) {
+      for (const PeerLink* link : touched_) SetTimer(*link);
+      return taken;
+    }
   }
   bool sent = false;
   for (int round = 0; round < kBatchesPerTurn && !touched_.empty() && !batch_.stalled(); ++round) {
@@ -184,6 +196,7 @@ bool Loop::Transmit(Nanos now) {
         }
         batch_.Add(link->handle(), *datagram);
       }
+      SetTimer(*link);
       if (exhausted) {
         is_touched_[static_cast<size_t>(ToInt(link->id()))] = 0;
         touched_.erase(touched_.begin() + static_cast<ptrdiff_t>(round_robin_));
@@ -193,6 +206,8 @@ bool Loop::Transmit(Nanos now) {
     }
     sent |= batch_.Flush(nic_.get());
   }
+  // Those whose turn did not come may have been touched by something that moved their deadline.
+  for (const PeerLink* link : touched_) SetTimer(*link);
   return sent;
 }
 

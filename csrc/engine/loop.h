@@ -22,6 +22,7 @@
 #include "csrc/engine/engine.h"
 #include "csrc/engine/limits.h"
 #include "csrc/engine/peer_link.h"
+#include "csrc/engine/timing_wheel.h"
 #include "csrc/engine/transmit_batch.h"
 #include "csrc/nic/nic_backend.h"
 
@@ -79,6 +80,8 @@ class Loop final {
   void DeliverEvents(Nanos now);
   bool Transmit(Nanos now);
   void Touch(PeerLink* link);
+  // After whatever may have moved the link's deadline.
+  void SetTimer(const PeerLink& link);
 
   void StepShutdown(Nanos now);
   void FinishShutdown(Nanos now);
@@ -94,6 +97,8 @@ class Loop final {
       links_;  // by process; null for this one; empty before Connect
   std::unordered_map<uint64_t, PeerLink*> by_key_;
   std::vector<PeerLink*> by_handle_;
+  std::unique_ptr<TimingWheel> timers_;  // by process; null before Connect
+  std::vector<size_t> expired_;          // scratch of FireTimers
   std::vector<Command> commands_;        // taken from the queue, kept for its memory
   std::vector<Command> before_connect_;  // messages that wait for Connect
   std::vector<PeerLink*> touched_;       // may have events or datagrams; each once

@@ -124,7 +124,7 @@ void Loop::Handle(Nanos now, ConnectCommand& c) {
   }
 }
 
-Status Loop::Connect(Nanos, const ConnectCommand& c) {
+Status Loop::Connect(Nanos now, const ConnectCommand& c) {
   if (!links_.empty()) {
     return Status::Error(StatusCode::kInvalidArgument, "the engine is connected already");
   }
@@ -185,6 +185,7 @@ Status Loop::Connect(Nanos, const ConnectCommand& c) {
   by_key_ = std::move(by_key);
   by_handle_ = std::move(by_handle);
   is_touched_.assign(links_.size(), 0);
+  timers_ = std::make_unique<TimingWheel>(links_.size(), now);
   touched_.reserve(links_.size());
   return Status::Ok();
 }
