@@ -2,10 +2,11 @@
 #include "tests/fuzz/connection_oracle.h"
 
 #include <algorithm>
-#include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "csrc/core/credit/registry.h"
 #include "csrc/core/sender.h"
 #include "csrc/core/testing/messages.h"
 #include "csrc/wire/crc32c.h"
@@ -23,14 +24,20 @@ constexpr int64_t kFixedBytes = 4 << 20;
 constexpr int64_t kBytesPerPath = 64 << 10;
 constexpr int64_t kBytesPerMessage = 1 << 10;
 // Requests, besides what the eager buffer holds.
+// More than what a late timer may make up for.
+constexpr size_t kMostCreditsAtOnce = 1000;
 constexpr size_t kMostUnexpected = 10'000;
 
 }  // namespace
 
-Oracle::Oracle(const core::ConnectionConfig& config)
+Oracle::Oracle(const core::ConnectionConfig& config, const std::string& scheduler)
     : config_(config), next_psn_(config.initial_send_psn) {
   const Metered metered;
-  auto made = core::Connection::Make(config);
+  constexpr core::CreditParams kGigabit{.rate_bytes_per_s = 125'000'000, .quantum_bytes = 9000};
+  auto credit = core::MakeReceiverScheduler(scheduler, kGigabit);
+  Require(credit.ok(), "the scheduler exists");
+  scheduler_ = std::move(credit.value());
+  auto made = core::Connection::Make(config, {scheduler_.get(), 0});
   Require(made.ok(), "these settings are possible");
   connection_ = std::move(made.value());
 }
@@ -110,6 +117,18 @@ void Oracle::OnTimeout(Nanos now) {
     connection_->OnTimeout(now);
   }
   TakeEvents();
+}
+
+void Oracle::GiveCredit(Nanos now) {
+  if (scheduler_ == nullptr) return;
+  size_t given = 0;
+  while (scheduler_->Grant(now) != nullptr)
+    Require(++given < kMostCreditsAtOnce, "giving credit comes to an end");
+}
+
+Nanos Oracle::NextTimeout() const {
+  const Nanos credit = scheduler_ == nullptr ? kNever : scheduler_->NextGrant();
+  return std::min(connection_->NextTimeout(), credit);
 }
 
 size_t Oracle::Poll(Nanos now, size_t most) {
@@ -202,7 +221,10 @@ void Oracle::Look(const core::Datagram& datagram) {
     Require(wire::DecodeAck(body, &ack), "an ACK is well formed");
     return;
   }
-  if (header.type == wire::PacketType::kProbe) return;
+  if (header.type == wire::PacketType::kProbe || header.type == wire::PacketType::kCredit ||
+      header.type == wire::PacketType::kDemand) {
+    return;
+  }
 
   if (static_cast<int32_t>(header.psn - next_psn_) >= 0) {
     Require(header.psn == next_psn_, "PSNs are sent in order, without a gap");
@@ -277,7 +299,11 @@ void Oracle::CheckState() {
     Require(!receiving || connection_->WaitingForPeer(), "a posted receive waits for the peer");
   }
   Require(connection_->Unexpected().size() <= kMostUnexpected, "what is kept unasked is bounded");
+  Require(stats.credit_granted_bytes >= granted_bytes_, "credit is not taken back");
+  granted_bytes_ = stats.credit_granted_bytes;
   if (connection_->failed()) {
+    Require(scheduler_ == nullptr || scheduler_->NextGrant() == kNever,
+            "a failed connection wants no credit");
     Require(failure_reported_, "a failure is reported");
     Require(connection_->NextTimeout() == kNever, "a failed connection waits for nothing");
     Require(operations_.empty(), "and holds no buffer");

@@ -6,18 +6,21 @@
 //   - what was received is what the peer sent under that tag, if it told the truth about that;
 //   - every datagram decodes, carries the right key and the bytes of a live buffer, and fits;
 //   - a PSN names one content for ever;
+//   - credit, where a receiver scheduler gives it, only grows, and giving it comes to an end;
 //   - counts of bytes in flight and buffered stay consistent and within the settings;
 //   - memory stays within what the settings and the application's own demands account for.
 #pragma once
 
 #include <cstdint>
 #include <map>
-#include <optional>
+#include <memory>
 #include <set>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "csrc/core/connection.h"
+#include "csrc/core/credit/receiver_scheduler.h"
 #include "csrc/wire/packet.h"
 #include "tests/fuzz/user_memory.h"
 
@@ -25,7 +28,8 @@ namespace uccl::fuzz {
 
 class Oracle final {
  public:
-  explicit Oracle(const core::ConnectionConfig& config);
+  // `scheduler` is a row of ReceiverSchedulers.
+  Oracle(const core::ConnectionConfig& config, const std::string& scheduler);
 
   // ---- the application; `tag` is a number of its own for every message ----
   void Send(Nanos now, uint64_t tag, size_t size, uint64_t digest);
@@ -38,9 +42,11 @@ class Oracle final {
   // ---- the world ----
   void Deliver(Nanos now, PathId path, Bytes datagram, Ecn ecn);
   void OnTimeout(Nanos now);
+  // All credits that are due.
+  void GiveCredit(Nanos now);
   // Takes at most `most` datagrams; returns how many there were.
   size_t Poll(Nanos now, size_t most);
-  Nanos NextTimeout() const { return connection_->NextTimeout(); }
+  Nanos NextTimeout() const;
   void CheckState();
   // The application gives up: everything must be reported. Afterwards nothing moves.
   void Finish(Nanos now);
@@ -61,6 +67,7 @@ class Oracle final {
   const std::vector<Granted>& grants_seen() const { return grants_seen_; }
   uint32_t next_psn() const { return next_psn_; }  // after the newest one sent
   uint32_t newest_timestamp() const { return newest_timestamp_; }
+  core::ConnectionStats stats() const { return connection_->stats(); }
   // The attacker sent bytes under a tag or a receive_id that are not that message's contents.
   void NoteLie() { lied_ = true; }
 
@@ -76,10 +83,12 @@ class Oracle final {
   void CheckPayload(const wire::Header& header, Bytes body, Bytes payload);
 
   const core::ConnectionConfig config_;
+  std::unique_ptr<core::ReceiverScheduler> scheduler_;  // outlives the connection
   std::unique_ptr<core::Connection> connection_;
   std::map<uint64_t, Operation> operations_;  // outstanding, by token
   uint64_t next_token_ = 1;
   bool any_cancelled_send_ = false, failure_reported_ = false, lied_ = false;
+  int64_t granted_bytes_ = 0;
   int64_t handed_in_bytes_ = 0;  // copies that the connection may hold, and per-message records
 
   std::vector<Message> sends_made_, receives_made_, requests_seen_;

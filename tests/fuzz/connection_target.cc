@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "csrc/core/cc/registry.h"
+#include "csrc/core/credit/registry.h"
 #include "csrc/core/path/path_selector.h"
 #include "csrc/core/testing/crafter.h"
 #include "csrc/core/testing/messages.h"
@@ -37,8 +38,14 @@ constexpr uint64_t kMostFloodPackets = 6000;  // beyond any limit
 // A drain that sends this much more than any window are a loop.
 constexpr size_t kMostDatagramsAtOnce = 20'000;
 
-core::ConnectionConfig ReadConfig(Input in) {
-  core::ConnectionConfig c = core::testing::DefaultConfig();
+struct Settings {
+  core::ConnectionConfig connection = core::testing::DefaultConfig();
+  std::string scheduler;
+};
+
+Settings ReadSettings(Input in) {
+  Settings settings;
+  core::ConnectionConfig& c = settings.connection;
   c.num_paths = in.Pick(std::array<uint16_t, 5>{1, 2, 4, 7, 40});
   c.max_datagram_bytes = in.Pick(std::array<size_t, 4>{540, 1200, 2000, 9000});
   c.eager_max_bytes = in.Pick(std::array<int64_t, 4>{0, 100, 1000, 16'384});
@@ -48,22 +55,26 @@ core::ConnectionConfig ReadConfig(Input in) {
   c.max_rto = FromMicros(in.Pick(std::array<int64_t, 3>{50, 20'000, 1'000'000}));
   c.peer_silence = FromMillis(in.Pick(std::array<int64_t, 3>{1, 100, 10'000}));
   c.congestion_control = in.Pick(core::CongestionControllers()).name;
-  c.cc_scope = in.Byte() % 2 == 0 ? "connection" : "path";
+  const uint8_t kinds = in.Byte();
+  c.cc_scope = kinds % 2 == 0 ? "connection" : "path";
+  const auto schedulers = core::ReceiverSchedulers();
+  settings.scheduler = schedulers[kinds / 2 % schedulers.size()].name;
+  c.credit_initial_bytes = kinds >= 0x80 ? 0 : 5000;
   c.path_policy = in.Pick(core::PathSelectors()).name;
   c.sticky_packets = in.Pick(std::array<int64_t, 3>{0, 1, 4});
   c.max_retries = in.Pick(std::array<int64_t, 3>{1, 3, 50});
   c.initial_send_psn = in.Pick(std::array<uint32_t, 3>{0, 1000, 0xffff'fffc});
   c.initial_recv_psn = in.Pick(std::array<uint32_t, 3>{0, 70'000, 0xffff'fffa});
   c.first_number = in.Pick(std::array<uint32_t, 2>{0, 0xffff'fffe});
-  return c;
+  return settings;
 }
 
 class Scenario final {
  public:
-  Scenario(const core::ConnectionConfig& config, uint64_t flood_packets)
-      : config_(config),
-        oracle_(config),
-        peer_(config.recv_key, config.initial_recv_psn),
+  Scenario(const Settings& settings, uint64_t flood_packets)
+      : config_(settings.connection),
+        oracle_(config_, settings.scheduler),
+        peer_(config_.recv_key, config_.initial_recv_psn),
         // Microseconds of 32 bits wrap during the run.
         now_(FromMicros((int64_t{1} << 32) - 5000)),
         flood_left_(flood_packets) {}
@@ -84,6 +95,7 @@ class Scenario final {
   Packet Data(Input* in);
   Packet Ack(Input* in);
   Packet HonestAck();
+  Packet Small(Input* in);
   Packet Raw(Input* in);
   Packet Flood(Input* in, uint32_t i);
   void AnswerRequests(Input* in);
@@ -121,6 +133,7 @@ void Scenario::Pass(Nanos time) {
 }
 
 void Scenario::Drain(size_t most) {
+  oracle_.GiveCredit(now_);
   Require(oracle_.Poll(now_, most) < kMostDatagramsAtOnce, "sending comes to an end");
 }
 
@@ -230,6 +243,7 @@ Packet Scenario::Ack(Input* in) {
   ack.eager_consumed_bytes = how % 16 == 14 ? ~uint64_t{0} >> (how / 16) : in->Get<uint16_t>();
   ack.num_echoes = static_cast<uint8_t>(how % (wire::kMaxEchoes + 1));
   const uint8_t age = in->Byte(), marks = in->Byte();
+  ack.granted_bytes = uint64_t{marks} << (age % 57);
   for (uint16_t i = 0; i < ack.num_echoes; ++i) {
     ack.echoes[i] = {static_cast<uint16_t>((how / 16 + i) % (config_.num_paths + 1)),
                      static_cast<uint16_t>(marks * 9), static_cast<uint16_t>(marks << (i % 9)),
@@ -243,11 +257,37 @@ Packet Scenario::Ack(Input* in) {
   return peer_.Ack(ack);
 }
 
+// The packets that say little or nothing.
+Packet Scenario::Small(Input* in) {
+  const uint8_t kind = in->Byte();
+  // Sums, so what matters is how they lie to those that were said before.
+  const auto near = [&](int64_t base) {
+    const uint8_t power = in->Byte();
+    const uint64_t step = uint64_t{1} << (power % 64);
+    return static_cast<uint64_t>(base) + (power >= 0x80 ? -step : step);
+  };
+  switch (kind % 4) {
+    case 0:
+      return peer_.Skip();
+    case 1:
+      return peer_.Probe();
+    case 2:
+      return peer_.Credit({near(oracle_.stats().credit_used_bytes)});
+    default: {
+      const core::ConnectionStats stats = oracle_.stats();
+      const uint64_t wanted = near(stats.credit_granted_bytes);
+      return peer_.Demand({wanted, kind >= 0x80 ? near(stats.credit_granted_bytes) : 0});
+    }
+  }
+}
+
 // Of all that was sent, with the round trip that it took.
 Packet Scenario::HonestAck() {
   wire::Ack ack;
   ack.next = oracle_.next_psn();
   ack.eager_consumed_bytes = ~uint64_t{0} >> 1;  // cut to what was sent
+  const core::ConnectionStats stats = oracle_.stats();
+  ack.granted_bytes = static_cast<uint64_t>(stats.credit_wanted_bytes + stats.credit_void_bytes);
   ack.num_echoes = 1;
   ack.echoes[0] = {0, 1, 0, oracle_.newest_timestamp()};
   return peer_.Ack(ack);
@@ -271,6 +311,7 @@ Packet Scenario::Raw(Input* in) {
 Packet Scenario::Flood(Input* in, uint32_t i) {
   Input kind = *in;
   const uint8_t byte = kind.Byte();
+  if (byte >= 0xf0) return peer_.Demand({uint64_t{i} << 12, i});
   const MessageInfo info = core::testing::Describe(100'000 + i, byte / 8 * 100);
   switch (byte % 6) {
     case 0:
@@ -365,7 +406,7 @@ void Scenario::Apply(Input in) {
       return Deliver(peer_.Control(Content(1, 0, size)), &in);
     }
     case 16:
-      return Deliver(in.Byte() % 2 == 0 ? peer_.Skip() : peer_.Probe(), &in);
+      return Deliver(Small(&in), &in);
     case 17:
       return Deliver(Ack(&in), &in);
     case 18:
@@ -403,7 +444,7 @@ void FuzzConnection(Bytes input) {
   const Bytes settings = in.Take(kRecordBytes);
   // Floods find the limits on what is kept; most inputs do without, because they take long.
   const bool floods = settings.size() == kRecordBytes && settings.back() >= std::byte{0xd0};
-  Scenario scenario(ReadConfig(Input(settings)), floods ? kMostFloodPackets : 16);
+  Scenario scenario(ReadSettings(Input(settings)), floods ? kMostFloodPackets : 16);
   size_t left = kMostSteps;
   while (left > 0 && !in.empty()) {
     scenario.Step(Input(in.Take(kRecordBytes)));
