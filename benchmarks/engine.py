@@ -199,7 +199,7 @@ def run_network(network: Network, options: argparse.Namespace) -> list[dict[str,
     tcp = pair("tcp", [])
     variants = {"jax_uccl": ours}
     if network.name == "veth":
-        variants = {"jax_uccl, no offload": pair("engine", [*settings, "window_bytes=4194304"]), **variants}
+        variants = {"jax_uccl, no offload": pair("engine", [*settings, "udp_segments=1", "udp_receive_offload=0"]), **variants}
     cases = []
     for label, size in SIZES.items():
         ways: dict[str, Callable[[], dict[str, float]]] = {

@@ -1,5 +1,5 @@
-// One of the two processes of benchmarks/engine.py: an engine without JAX, or a plain TCP socket for
-// comparison. Commands come on standard input and answers go to standard output, one line each.
+// One of the two processes of benchmarks/engine.py: an engine without JAX, or a plain TCP socket
+// for comparison. Commands come on standard input and answers go to standard output, one line each.
 //
 //   engine_bench engine|tcp 0|1 [setting=value ...]
 //     prints  address <text>          (of "tcp 1" and both engines; "tcp 0" has none)
@@ -9,8 +9,8 @@
 //     reads   quit
 //   Every command is answered with one line, "done" followed by key=value pairs.
 //
-// Ways of a round trip through the engine: "callback" answers on the engine thread; "poll" and "wait"
-// answer on an application thread, which spins on a flag or sleeps on a condition variable.
+// Ways of a round trip through the engine: "callback" answers on the engine thread; "poll" and
+// "wait" answer on an application thread, which spins on a flag or sleeps on a condition variable.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -101,9 +101,7 @@ class EnginePeer final : public Peer, public engine::EngineSink {
     if (engine_ != nullptr) (void)engine_->Shutdown(std::chrono::seconds(2));
   }
 
-  std::string address() override {
-    return engine_ == nullptr ? "none" : engine_->LocalAddress();
-  }
+  std::string address() override { return engine_ == nullptr ? "none" : engine_->LocalAddress(); }
 
   std::string Connect(const std::string& other) override {
     if (engine_ == nullptr) return "error " + failure_;
@@ -195,7 +193,14 @@ class EnginePeer final : public Peer, public engine::EngineSink {
   std::string Stats() override {
     const engine::EngineStats stats = engine_->Stats();
     std::string text = "done turns=" + std::to_string(stats.turns) +
-                       " sleeps=" + std::to_string(stats.sleeps);
+                       " sleeps=" + std::to_string(stats.sleeps) +
+                       " send_calls=" + std::to_string(stats.nic.send_calls) +
+                       " receive_calls=" + std::to_string(stats.nic.receive_calls) +
+                       " segmented_packets=" + std::to_string(stats.nic.segmented_packets) +
+                       " segmented_datagrams=" + std::to_string(stats.nic.segmented_datagrams) +
+                       " joined_packets=" + std::to_string(stats.nic.joined_packets) +
+                       " joined_datagrams=" + std::to_string(stats.nic.joined_datagrams) +
+                       " refused=" + std::to_string(stats.nic.segmentation_refused);
     for (const auto& [process, peer] : stats.peers) {
       text += " packets_sent=" + std::to_string(peer.packets_sent) +
               " packets_received=" + std::to_string(peer.packets_received) +

@@ -39,6 +39,7 @@ struct UnexpectedMessage {
 struct EngineStats {
   std::map<int32_t, core::ConnectionStats> peers;  // by process
   uint64_t turns = 0, sleeps = 0, unknown_key_drops = 0, commands = 0;
+  nic::NicStats nic;
 };
 
 class Engine final {

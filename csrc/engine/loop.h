@@ -1,6 +1,7 @@
 // The engine thread: one turn after the other until shutdown is complete.
 //
-//   turn: commands -> datagrams in -> faults -> timers -> events to the sink -> datagrams out
+//   turn: commands -> datagrams in -> faults -> timers -> events to the sink -> what it answered ->
+//         datagrams out
 //   idle: turns without work for spin_us, then sleep until a datagram, a command or the next timer
 //
 // Owned by Engine. Run() and everything it calls belong to the engine thread, which is the only one
