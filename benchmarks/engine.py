@@ -61,7 +61,19 @@ def veth(mtu: int) -> Iterator[Network]:
         for name in names:
             ip("netns", "add", name)
         ends = ("ucclbench0", "ucclbench1")
-        ip("link", "add", ends[0], "netns", names[0], "type", "veth", "peer", ends[1], "netns", names[1])
+        ip(
+            "link",
+            "add",
+            ends[0],
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            ends[1],
+            "netns",
+            names[1],
+        )
         for name, end, address in zip(names, ends, addresses, strict=True):
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
@@ -155,7 +167,18 @@ def iperf_stream(network: Network, size: int, seconds: float) -> dict[str, float
         if "listening" in line:
             break
     length = str(min(size, IPERF_LARGEST))
-    words = ["iperf3", "-c", address, "-p", port, "-l", length, "-t", f"{max(1, round(seconds))}", "--json"]
+    words = [
+        "iperf3",
+        "-c",
+        address,
+        "-p",
+        port,
+        "-l",
+        length,
+        "-t",
+        f"{max(1, round(seconds))}",
+        "--json",
+    ]
     done = subprocess.run(network.command(0, words), capture_output=True, text=True)
     server.stdout.read()
     server.wait(timeout=20)
@@ -199,7 +222,12 @@ def run_network(network: Network, options: argparse.Namespace) -> list[dict[str,
     tcp = pair("tcp", [])
     variants = {"jax_uccl": ours}
     if network.name == "veth":
-        variants = {"jax_uccl, no offload": pair("engine", [*settings, "udp_segments=1", "udp_receive_offload=0"]), **variants}
+        variants = {
+            "jax_uccl, no offload": pair(
+                "engine", [*settings, "udp_segments=1", "udp_receive_offload=0"]
+            ),
+            **variants,
+        }
     cases = []
     for label, size in SIZES.items():
         ways: dict[str, Callable[[], dict[str, float]]] = {
@@ -215,7 +243,9 @@ def run_network(network: Network, options: argparse.Namespace) -> list[dict[str,
     ways["TCP"] = lambda: round_trip(tcp, options.round_trips, "wait")
     cases.append(Case("round trip", "1 KB", "median_us", ways))
     for number in range(options.rounds):
-        print(f"{network.name}: round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
+        print(
+            f"{network.name}: round {number + 1} of {options.rounds}", file=sys.stderr, flush=True
+        )
         for case in cases:
             # In turn forwards and backwards, so that a drift of the machine's speed favours nobody.
             for way in list(case.ways)[:: 1 if number % 2 == 0 else -1]:
