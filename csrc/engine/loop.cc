@@ -49,18 +49,20 @@ Loop::Loop(const Config& config, std::unique_ptr<nic::NicBackend> nic, EngineSin
       sink_(sink),
       queue_(queue),
       hello_(MakeHello(config, *nic_)),
-      incoming_(kReceiveBatch) {}
+      incoming_(kReceiveBatch),
+      spin_(std::chrono::microseconds(config.spin_us)) {
+  counters_.engines = 1;
+}
 
 Status Loop::Run() {
-  const Nanos spin = std::chrono::microseconds(config_.spin_us);
   while (true) {
     const Nanos now = ReadClock();
     ++counters_.turns;
     const bool worked = Turn(now);
     if (stage_ == Stage::kStopped) return outcome_;
     if (worked) {
-      last_work_ = now;
-    } else if (now - last_work_ >= spin) {
+      spin_.OnWork(now);
+    } else if (!spin_.OnIdle(now)) {
       Sleep(now);
     } else {
       // Where threads outnumber cores, the work this one waits for may need its core. Measured on 2
