@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CC_FOLDERS = ("csrc", "xla_ffi")
+CC_FOLDERS = ("benchmarks", "csrc", "xla_ffi")
 
 
 def on_disk(folders: Iterable[str], pattern: str) -> set[str]:

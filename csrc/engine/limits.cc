@@ -21,6 +21,9 @@ namespace {
 constexpr std::string_view kVersion = "uccl/3";
 static_assert(wire::kVersion == 3, "a new packet format needs a new kVersion here");
 
+// Between the texts of a process's engines; no text of one holds it.
+const std::string kBar = " | ";
+
 struct Field {
   std::string_view key;
   int64_t Hello::* member;
@@ -110,6 +113,30 @@ Result<Hello> DecodeHello(const std::string& text) {
   }
   if (hello.paths < 1) return Malformed(text, "has no path");
   return hello;
+}
+
+std::string JoinAddresses(const std::vector<std::string>& addresses) {
+  std::string text;
+  for (const std::string& address : addresses) text += (text.empty() ? "" : kBar) + address;
+  return text;
+}
+
+Result<std::vector<std::string>> SplitAddresses(const std::string& text, int64_t engines,
+                                                ProcessId process) {
+  std::vector<std::string> addresses;
+  for (size_t at = 0; at != std::string::npos;) {
+    const size_t bar = text.find(kBar, at);
+    addresses.push_back(text.substr(at, bar == std::string::npos ? bar : bar - at));
+    at = bar == std::string::npos ? bar : bar + kBar.size();
+  }
+  if (static_cast<int64_t>(addresses.size()) == engines) return addresses;
+  Status status = Status::Error(StatusCode::kInvalidArgument,
+                                "process " + std::to_string(ToInt(process)) + " runs " +
+                                    std::to_string(addresses.size()) + " engines, this one " +
+                                    std::to_string(engines) +
+                                    "; set engines (JAX_UCCL_ENGINES) alike everywhere");
+  status.process = ToInt(process);
+  return status;
 }
 
 bool UsesEcn(const Config& config) {

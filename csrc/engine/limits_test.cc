@@ -6,6 +6,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <vector>
 
 namespace uccl::engine {
 namespace {
@@ -38,6 +39,34 @@ TEST(Hello, EncodeDecode_IsIdentity) {
 
 TEST(Hello, Encode_IsPrintableText) {
   for (const char c : EncodeHello(SomeHello())) EXPECT_TRUE(c >= 0x20 && c < 0x7f);
+}
+
+TEST(Addresses, JoinSplit_IsIdentity) {
+  for (const int64_t engines : {1, 2, 5}) {
+    std::vector<std::string> addresses;
+    for (int64_t i = 0; i < engines; ++i) {
+      Hello h = SomeHello();
+      h.nic_address = "127.0.0.1:" + std::to_string(4000 + i);
+      addresses.push_back(EncodeHello(h));
+    }
+    const std::string text = JoinAddresses(addresses);
+    for (const char c : text) EXPECT_TRUE(c >= 0x20 && c < 0x7f);
+    Result<std::vector<std::string>> split = SplitAddresses(text, engines, ProcessId{1});
+    ASSERT_TRUE(split.ok());
+    EXPECT_EQ(split.value(), addresses);
+  }
+}
+
+TEST(Addresses, Split_OfAnotherCountNamesBothAndTheSetting) {
+  const std::string one = EncodeHello(SomeHello());
+  Result<std::vector<std::string>> split =
+      SplitAddresses(JoinAddresses({one, one, one}), 2, ProcessId{4});
+  ASSERT_FALSE(split.ok());
+  EXPECT_EQ(split.status().code, StatusCode::kInvalidArgument);
+  EXPECT_EQ(split.status().process, 4);
+  EXPECT_NE(split.status().detail.find("process 4 runs 3 engines, this one 2"), std::string::npos)
+      << split.status().detail;
+  EXPECT_NE(split.status().detail.find("JAX_UCCL_ENGINES"), std::string::npos);
 }
 
 TEST(Hello, Decode_OtherVersionIsNamed) {

@@ -1,12 +1,13 @@
 // The engine thread: one turn after the other until shutdown is complete.
 //
-//   turn: commands -> datagrams in -> faults -> timers -> credits -> events to the sink ->
-//   datagrams
-//         out
-//   idle: turns without work for spin_us, then sleep until a datagram, a command or the next timer
+//   turn: commands -> datagrams in -> faults -> timers -> credits -> events to the sink -> what it
+//         answered -> datagrams out
+//   idle: turns without work while polling pays (spin_policy.h), then sleep until a datagram, a
+//         command or the next timer
 //
-// Owned by Engine. Run() and everything it calls belong to the engine thread, which is the only one
-// to touch the fields below, except that other threads push to the queue and call NicBackend::Wake.
+// Owned by a Worker. Run() and everything it calls belong to the engine thread, which is the only
+// one to touch the fields below, except that other threads push to the queue and call
+// NicBackend::Wake.
 #pragma once
 
 #include <memory>
@@ -22,6 +23,7 @@
 #include "csrc/engine/engine.h"
 #include "csrc/engine/limits.h"
 #include "csrc/engine/peer_link.h"
+#include "csrc/engine/spin_policy.h"
 #include "csrc/engine/timing_wheel.h"
 #include "csrc/engine/transmit_batch.h"
 #include "csrc/nic/nic_backend.h"
@@ -64,6 +66,7 @@ class Loop final {
   void Handle(Nanos now, RecvCommand& c);
   void Handle(Nanos now, ControlCommand& c);
   void Handle(Nanos now, CancelCommand& c);
+  void Handle(Nanos now, FailPeerCommand& c);
   void Handle(Nanos now, InspectCommand& c);
   void Handle(Nanos now, StatsCommand& c);
   void Handle(Nanos now, ConnectCommand& c);
@@ -110,7 +113,7 @@ class Loop final {
   Stage stage_ = Stage::kOpen;
   Nanos shutdown_deadline_ = kNever, stage_deadline_ = kNever;
   Status outcome_;
-  Nanos last_work_{};
+  SpinPolicy spin_;
   EngineStats counters_;  // `peers` is filled on request
 };
 
