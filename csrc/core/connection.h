@@ -108,7 +108,7 @@ class Connection final {
 
   // `data` must stay valid and unchanged until kSendDone, unless the message is eager (then it is
   // copied). `token` comes back in the event; no two unfinished sends and receives may have the
-  // same. Any size, also 0.
+  // same. Any size, also 0. Refused with kResourceExhausted when kMaxOpenMessages are outstanding.
   void Send(Nanos now, const MessageInfo& info, Bytes data, uint64_t token);
   // `buffer` (info.size_bytes long) is written until kRecvDone or CancelRecv.
   void PostRecv(Nanos now, const MessageInfo& info, MutableBytes buffer, uint64_t token);
@@ -116,6 +116,10 @@ class Connection final {
   // of a cancelled send that are still owed to the peer travel without payload.
   void CancelSend(Nanos now, uint64_t token);
   void CancelRecv(Nanos now, uint64_t token);
+  // Nothing with this tag will be sent (or received) here, although the peer may believe so,
+  // because the operation failed before its Send (or PostRecv). What came of the peer's is dropped,
+  // and so is what comes. As after a cancel, the tag must not be used again.
+  void Discard(bool is_send, const MessageTag& tag);
   // A small reliable message (what is longer than 512 bytes is cut) delivered as kControl, at once
   // and exactly once.
   void SendControl(Nanos now, std::string control);

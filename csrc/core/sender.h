@@ -68,7 +68,12 @@ class Sender final {
   void SendGrant(const MessageInfo& info, uint32_t receive_id);
   void Cancel(uint64_t token);
 
-  void OnGrant(const MessageInfo& theirs, uint32_t receive_id);
+  // Of a message that will not be sent: its grant is void.
+  void Discard(const MessageTag& tag);
+  bool Full() const { return by_token_.size() >= kMaxOpenMessages; }
+
+  // An error when the peer grants more than it may.
+  Status OnGrant(const MessageInfo& theirs, uint32_t receive_id);
   void OnCredit(const wire::Credit& credit);
   // Returns true when the ACK acknowledged something new.
   bool OnAck(Nanos now, const wire::Ack& ack);

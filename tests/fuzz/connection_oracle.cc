@@ -23,10 +23,8 @@ using core::testing::Describe;
 constexpr int64_t kFixedBytes = 4 << 20;
 constexpr int64_t kBytesPerPath = 64 << 10;
 constexpr int64_t kBytesPerMessage = 1 << 10;
-// Requests, besides what the eager buffer holds.
 // More than what a late timer may make up for.
 constexpr size_t kMostCreditsAtOnce = 1000;
-constexpr size_t kMostUnexpected = 10'000;
 
 }  // namespace
 
@@ -86,6 +84,14 @@ void Oracle::Cancel(Nanos now, bool is_send, size_t n) {
   }
   any_cancelled_send_ |= is_send;
   Finished(token, is_send, /*complete=*/false);
+  TakeEvents();
+}
+
+void Oracle::Discard(bool is_send, uint64_t tag) {
+  {
+    const Metered metered;
+    connection_->Discard(is_send, Describe(tag, 0).tag);
+  }
   TakeEvents();
 }
 
@@ -298,7 +304,9 @@ void Oracle::CheckState() {
         std::ranges::any_of(operations_, [](const auto& entry) { return !entry.second.is_send; });
     Require(!receiving || connection_->WaitingForPeer(), "a posted receive waits for the peer");
   }
-  Require(connection_->Unexpected().size() <= kMostUnexpected, "what is kept unasked is bounded");
+  const auto early = static_cast<size_t>(config_.eager_buffer_bytes / core::kEagerOverheadBytes);
+  Require(connection_->Unexpected().size() <= core::kMaxOpenMessages + early,
+          "what is kept unasked is bounded");
   Require(stats.credit_granted_bytes >= granted_bytes_, "credit is not taken back");
   granted_bytes_ = stats.credit_granted_bytes;
   if (connection_->failed()) {

@@ -36,6 +36,8 @@ class Oracle final {
   void PostRecv(Nanos now, uint64_t tag, size_t size, uint64_t digest);
   // Of the n-th that is outstanding, if there is any.
   void Cancel(Nanos now, bool is_send, size_t n);
+  // A message with this tag will never be handed in.
+  void Discard(bool is_send, uint64_t tag);
   void SendControl(Nanos now, size_t size);
   void Fail();
 

@@ -374,9 +374,13 @@ void Scenario::Apply(Input in) {
     case 3:
       return StartMessage(in, /*is_send=*/false);
     case 4:
-      return oracle_.Cancel(now_, /*is_send=*/true, in.Byte());
-    case 5:
-      return oracle_.Cancel(now_, /*is_send=*/false, in.Byte());
+    case 5: {
+      const bool is_send = step % 24 == 4;
+      const uint8_t which = in.Byte();
+      if (which < 0xc0) return oracle_.Cancel(now_, is_send, which);
+      if (next_tag_ <= kMostMessages) oracle_.Discard(is_send, next_tag_++);
+      return;
+    }
     case 6:
       return oracle_.SendControl(now_, in.Get<uint16_t>() % 600);
     case 7:
