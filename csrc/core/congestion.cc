@@ -19,6 +19,11 @@ Result<Controllers> MakeControllers(const ConnectionConfig& config) {
   CongestionParams params;
   params.window_bytes = config.window_bytes;
   params.mtu_bytes = static_cast<int64_t>(config.max_datagram_bytes);
+  params.line_rate_bytes_per_s = config.line_rate_bytes_per_s;
+  params.base_rtt = config.base_rtt;
+  params.queue_budget = config.queue_budget;
+  if (per_path && config.path_window_bytes > 0)
+    params.window_bytes = std::min(params.window_bytes, config.path_window_bytes);
   Controllers controllers;
   for (size_t i = 0; i < (per_path ? config.num_paths : 1u); ++i) {
     auto made = MakeCongestionController(config.congestion_control, params);
@@ -28,10 +33,14 @@ Result<Controllers> MakeControllers(const ConnectionConfig& config) {
   return controllers;
 }
 
-Congestion::Congestion(Controllers controllers, int64_t window_bytes, std::span<PathState> paths)
+Congestion::Congestion(Controllers controllers, const ConnectionConfig& config,
+                       std::span<PathState> paths)
     : controllers_(std::move(controllers)),
+      tolerances_(controllers_.size(),
+                  LossTolerance(config.loss_tolerance_permille,
+                                static_cast<int64_t>(config.max_datagram_bytes))),
       per_path_(controllers_.size() > 1),
-      window_bytes_(window_bytes),
+      window_bytes_(config.window_bytes),
       paths_(paths) {
   for (size_t i = 0; i < paths_.size(); ++i) Refresh(i);
 }
@@ -76,6 +85,7 @@ void Congestion::OnAck(Nanos now, PathId newest_path, Nanos newest_rtt, int64_t 
     AckSample sample{now, static_cast<PathId>(i), rtt, marked, path.inflight_bytes};
     if (marked > 0) controllers_[i]->OnEcn(sample);
     sample.acked_bytes = acked;
+    tolerances_[i].OnAcked(acked);
     controllers_[i]->OnAck(sample);
     Refresh(i);
   }
@@ -83,11 +93,14 @@ void Congestion::OnAck(Nanos now, PathId newest_path, Nanos newest_rtt, int64_t 
   AckSample sample{now, newest_path, newest_rtt, marked_bytes, inflight_bytes};
   if (marked_bytes > 0) controllers_[0]->OnEcn(sample);
   sample.acked_bytes = acked_bytes;
-  if (acked_bytes > 0) controllers_[0]->OnAck(sample);
+  if (acked_bytes == 0) return;
+  tolerances_[0].OnAcked(acked_bytes);
+  controllers_[0]->OnAck(sample);
 }
 
 void Congestion::OnLoss(LossSample sample) {
   const size_t path = ToInt(sample.path);
+  if (tolerances_[per_path_ ? path : 0].Excuses(sample.lost_bytes)) return;
   if (per_path_) sample.inflight_bytes = paths_[path].inflight_bytes;
   of(path).OnLoss(sample);
   Refresh(path);

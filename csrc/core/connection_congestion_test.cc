@@ -156,7 +156,7 @@ TEST(Congestion, NewsOfAPathWaitsForItsNextPackets) {
     std::vector<PathState> paths(2);
     auto made = MakeControllers(Config("cubic", scope, 2));
     ASSERT_TRUE(made.ok());
-    Congestion congestion(std::move(made.value()), 4 << 20, paths);
+    Congestion congestion(std::move(made.value()), Config("cubic", scope, 2), paths);
     const auto ack = [&](Nanos now) {
       paths[1].acked_bytes_now = 1200;
       paths[1].acked_packets_now = 1;

@@ -154,6 +154,10 @@ core::ConnectionConfig MakeConnectionConfig(const Config& config, const Hello& m
   c.peer_silence = std::chrono::milliseconds(config.peer_silence_ms);
   c.congestion_control = config.congestion_control;
   c.cc_scope = config.cc_scope;
+  c.base_rtt = std::chrono::microseconds(config.cc_base_rtt_us);
+  c.queue_budget = std::chrono::microseconds(config.cc_queue_budget_us);
+  c.line_rate_bytes_per_s = config.cc_line_rate_mbit * 1'000'000 / 8;
+  c.loss_tolerance_permille = config.cc_loss_tolerance_permille;
   c.sticky_packets = config.sticky_packets;
   c.max_retries = config.max_retries;
   c.path_policy = config.path_policy;

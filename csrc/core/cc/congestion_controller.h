@@ -64,6 +64,10 @@ struct CongestionParams {
   int64_t line_rate_bytes_per_s = 0;
   // Round trip without any queue. 0: unknown, the smallest sample stands for it (round_trip.h).
   Nanos base_rtt{};
+  // Delay above the base RTT that is no congestion: queues that a few flows cause, and what busy
+  // hosts add to the round trip. 0: unknown, what the controller's paper suggests for hosts with
+  // hardware timestamps.
+  Nanos queue_budget{};
   // Switches on the path, for what scales with the topology. 0: unknown.
   int32_t hops = 0;
 };
