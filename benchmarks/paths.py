@@ -40,7 +40,7 @@ PARTS = ("stream", "tcp", "jax", "cut")
 STREAM_PATHS = (1, 4, 16, 64)
 TCP_CONNECTIONS = (1, 4)
 PROCESSES = (2, 4)
-JAX_BYTES = 8 << 20
+JAX_BYTES = int(os.environ.get("JB", 8)) << 20
 JAX_CALLS = 3
 STREAM_SECONDS = 3.0
 WARM_UP_SECONDS = 1.0
@@ -275,7 +275,7 @@ def jax_child(spec: str, losses: list[str]) -> None:
 
     value = np.ones((n * (JAX_BYTES // 4),), np.float32)
     arg = jax.make_array_from_callback(value.shape, NamedSharding(mesh, P("x")), lambda i: value[i])
-    libraries = {"uccl": jax_uccl, "gloo": lax}
+    libraries = {"uccl": jax_uccl, "gloo": lax} if "ONLY" not in os.environ else {"uccl": jax_uccl}
     calls = {(name, op): make(lib, op) for op in ("psum", "all_to_all") for name, lib in libraries.items()}
     for loss in losses:
         if rank == "0":
@@ -284,7 +284,7 @@ def jax_child(spec: str, losses: list[str]) -> None:
         for (name, op), f in calls.items():
             jax.block_until_ready(f(arg))  # everybody is here, windows are open
             start = time.perf_counter()
-            for _ in range(JAX_CALLS):
+            for _ in range(int(os.environ.get("JC",JAX_CALLS))):
                 jax.block_until_ready(f(arg))
             seconds = (time.perf_counter() - start) / JAX_CALLS
             if rank == "0":

@@ -216,7 +216,7 @@ void Connection::OnDatagram(Nanos now, PathId, Bytes datagram, Ecn ecn) {
       ++stats.malformed;
       return;
     }
-    impl_->sender.OnAck(now, ack);
+    impl_->sender.OnAck(now, header, ack);
   } else if (header.type == wire::PacketType::kProbe) {
     impl_->receiver.RequestAck(header, ecn);
   } else if (Status status = impl_->receiver.OnPacket(header, body, payload, ecn); !status.ok()) {

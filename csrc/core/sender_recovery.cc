@@ -60,7 +60,7 @@ void Sender::OnPacketAcked(SentPacket& packet, Nanos now, int64_t* acked_bytes) 
   ReleaseIfDone(m);
 }
 
-void Sender::OnEchoes(Nanos now, const wire::Ack& ack, AckSample* sample) {
+void Sender::OnEchoes(Nanos now, Nanos waited, const wire::Ack& ack, AckSample* sample) {
   for (size_t i = 0; i < ack.num_echoes; ++i) {
     const wire::Echo& echo = ack.echoes[i];
     if (echo.path >= paths_.size()) continue;
@@ -80,14 +80,14 @@ void Sender::OnEchoes(Nanos now, const wire::Ack& ack, AckSample* sample) {
     const Nanos rtt = std::min(FromMicros(micros), config_.max_rto);
     path.rtt.Sample(rtt);
     path.rtt_taken = now;
-    path.rtt_now = rtt;
+    path.rtt_now = std::max(rtt - waited, Nanos(1));
     rtt_.Sample(rtt);
     sample->path = static_cast<PathId>(echo.path);
-    sample->rtt = rtt;
+    sample->rtt = path.rtt_now;
   }
 }
 
-bool Sender::OnAck(Nanos now, const wire::Ack& ack) {
+bool Sender::OnAck(Nanos now, const wire::Header& header, const wire::Ack& ack) {
   const uint64_t next = ExpandSequence(ack.next, ledger_.base());
   if (next > ledger_.next()) {  // acknowledges what was never sent
     ++stats_->malformed;
@@ -99,7 +99,10 @@ bool Sender::OnAck(Nanos now, const wire::Ack& ack) {
                std::min(static_cast<int64_t>(ack.eager_consumed_bytes), eager_sent_bytes_));
 
   AckSample sample;
-  OnEchoes(now, ack, &sample);
+  const Nanos waited = header.path < paths_.size()
+                           ? paths_[header.path].reverse.Sample(now, header.timestamp)
+                           : Nanos(0);
+  OnEchoes(now, waited, ack, &sample);
   const auto acknowledge = [&](uint64_t psn) {
     SentPacket& packet = ledger_.at(psn);
     if (packet.state == SentState::kAcked) return;

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "csrc/base/types.h"
+#include "csrc/core/path/reverse_delay.h"
 #include "csrc/core/ring.h"
 #include "csrc/core/rtt_estimator.h"
 
@@ -34,6 +35,7 @@ struct PathState {
   };
   RttEstimator rtt;
   Nanos rtt_taken{};               // when the newest sample was taken
+  ReverseDelay reverse;            // of ACKs that came back on it
   uint64_t next_seq = 1;           // counts transmissions on this path
   uint64_t highest_acked_seq = 0;  // of transmissions whose ACK is unambiguous
   uint64_t reorder_threshold = kInitialReorderThreshold;
