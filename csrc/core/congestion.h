@@ -39,9 +39,9 @@ class Congestion final {
   Nanos next_send() const { return next_send_; }
 
   void OnSent(Nanos now, PathId path, int64_t bytes);
-  // What one ACK said: *_now of each path, reset for those of which it acknowledged packets.
-  void OnAck(Nanos now, PathId newest_path, Nanos newest_rtt, int64_t acked_bytes,
-             int64_t inflight_bytes);
+  // What one ACK said: `all` of the connection, *_now of each path, which is reset for those of
+  // which it acknowledged packets.
+  void OnAck(AckSample all);
   // `sample.inflight_bytes` is that of the connection.
   void OnLoss(LossSample sample);
   // Nothing was acknowledged for a while, on any path.

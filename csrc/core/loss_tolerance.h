@@ -1,11 +1,11 @@
 // Which losses a congestion controller hears of. Every published loss-based controller takes each
 // loss for a full queue; over links that also lose by chance, and over many paths whose windows are
-// a few packets, that keeps the windows at their smallest. BBR (draft-cardwell-iccrg-bbr-congestion-
-// control, BBRLossThresh) reacts once more than 2 % of what was in flight is lost; this is the same
-// idea for windows of any size, where a share of one round trip is too coarse: a budget that
-// acknowledged bytes fill, a share of each, and lost bytes empty. A loss that finds enough in it is
-// excused: repaired like any other, but not told. A queue that overflows drops many packets in a
-// round trip, and all but the first kDepthPackets are told.
+// a few packets, that keeps the windows at their smallest. BBR
+// (draft-cardwell-iccrg-bbr-congestion- control, BBRLossThresh) reacts once more than 2 % of what
+// was in flight is lost; this is the same idea for windows of any size, where a share of one round
+// trip is too coarse: a budget that acknowledged bytes fill, a share of each, and lost bytes empty.
+// A loss that finds enough in it is excused: repaired like any other, but not told. A queue that
+// overflows drops many packets in a round trip, and all but the first kDepthPackets are told.
 //
 // Losses by chance at half of the share overrun a depth of 8 packets about once in 3 * 10^5 losses
 // (the waiting time of a D/M/1 queue at load 1/2: sigma = exp(-(1 - sigma) * 2) = 0.203, to the

@@ -77,13 +77,15 @@ void Sender::OnEchoes(Nanos now, Nanos waited, const wire::Ack& ack, AckSample* 
     if (micros < 0) continue;
     monitor_.OnAlive(&path, now - FromMicros(micros));
     // A longer one says no more, and may come from a datagram that somebody kept and replayed.
-    const Nanos rtt = std::min(FromMicros(micros), config_.max_rto);
+    const Nanos rtt = std::clamp(FromMicros(micros), Nanos(1), config_.max_rto);
     path.rtt.Sample(rtt);
     path.rtt_taken = now;
-    path.rtt_now = std::max(rtt - waited, Nanos(1));
+    path.rtt_now = rtt;
+    path.waited_now = std::min(waited, rtt - Nanos(1));
     rtt_.Sample(rtt);
     sample->path = static_cast<PathId>(echo.path);
-    sample->rtt = path.rtt_now;
+    sample->rtt = rtt;
+    sample->waited = path.waited_now;
   }
 }
 
@@ -122,7 +124,9 @@ bool Sender::OnAck(Nanos now, const wire::Header& header, const wire::Ack& ack) 
     tail_probed_ = false;
     timer_start_ = now;
   }
-  congestion_.OnAck(now, sample.path, sample.rtt, sample.acked_bytes, inflight_bytes_);
+  sample.now = now;
+  sample.inflight_bytes = inflight_bytes_;
+  congestion_.OnAck(sample);
   // Also without progress: the echo of a probe tells that what went before it is late.
   newly_lost_.clear();
   DetectLosses(ledger_, paths_, RttEstimator().Rto(config_.min_rto, config_.max_rto), &newly_lost_);

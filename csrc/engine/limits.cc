@@ -140,9 +140,10 @@ core::ConnectionConfig MakeConnectionConfig(const Config& config, const Hello& m
   c.window_bytes = std::max<int64_t>(
       std::min(config.window_bytes, theirs.receive_buffer_bytes / buffers / senders), 1);
 
-  // A path's share lies in one socket; where privileges for large buffers are missing that is little.
-  // The whole window is for what round robin over all of them brings.
-  c.path_window_bytes = theirs.receive_buffer_bytes / std::max<int64_t>(theirs.paths, 1) / senders;
+  // A path's share lies in one socket; where privileges for large buffers are missing that is
+  // little. The whole window is for what round robin over all of them brings.
+  c.path_window_bytes = std::max<int64_t>(
+      theirs.receive_buffer_bytes / std::max<int64_t>(theirs.paths, 1) / senders, 1);
 
   // Several datagrams should fit into the window, or each waits for the acknowledgement of the one
   // before it; below 8 KiB the cost per datagram outweighs that.

@@ -23,6 +23,11 @@ struct AckSample {
   // The application, not the window, held the sender back; such an ACK says nothing about a larger
   // window. Controllers also work it out from inflight_bytes (limits.h).
   bool app_limited = false;
+  // Of `rtt`, how long the ACK waited on its way back (path/reverse_delay.h): time that is part of
+  // the round trip, but no queue that the acknowledged packets stood in.
+  Nanos waited{};
+  // The delay that congestion of the way there explains.
+  Nanos delay() const { return rtt - waited; }
 };
 struct LossSample {
   Nanos now{};

@@ -54,7 +54,7 @@ class Swift final : public CongestionController {
   void OnAck(const AckSample& sample) override {
     retransmit_count_ = 0;
     if (!round_trip_.OnAck(sample)) return;
-    const double delay_s = ToSeconds(sample.rtt);
+    const double delay_s = ToSeconds(sample.delay());
     const double target_s = TargetDelaySeconds();
     if (delay_s < target_s) {
       // What draining shows is not what the window causes.

@@ -46,7 +46,7 @@ class Timely final : public CongestionController {
 
   void OnAck(const AckSample& sample) override {
     if (!round_trip_.OnAck(sample)) return;
-    const double rtt_s = ToSeconds(sample.rtt), base_s = ToSeconds(round_trip_.base());
+    const double rtt_s = ToSeconds(sample.delay()), base_s = ToSeconds(round_trip_.base());
     const double margin_s = std::max(low_above_base_s_, kLowAboveBase * base_s);
     const double low_s = base_s + margin_s, high_s = base_s + kHighOfLow * margin_s;
     if (rate_ == 0) {

@@ -86,7 +86,7 @@ struct PathState {
   // Of the current ACK, for congestion.h.
   int64_t acked_bytes_now = 0;
   uint32_t acked_packets_now = 0, marks_now = 0;
-  Nanos rtt_now{0};
+  Nanos rtt_now{0}, waited_now{0};
 
   uint64_t packets_sent = 0, packets_lost = 0, packets_marked = 0, failures = 0, probes = 0;
 };

@@ -42,8 +42,8 @@ class ReverseDelay final {
 
  private:
   bool has_sample_ = false;
-  uint32_t reference_ = 0;             // keeps the numbers small, whatever the clocks say
-  int32_t older_ = 0, newer_ = 0;      // smallest of the period before and of this one, us
+  uint32_t reference_ = 0;         // keeps the numbers small, whatever the clocks say
+  int32_t older_ = 0, newer_ = 0;  // smallest of the period before and of this one, us
   Nanos period_start_{};
 };
 

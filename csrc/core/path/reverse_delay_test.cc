@@ -16,10 +16,12 @@ struct Peer {
 };
 
 TEST(ReverseDelay, IsWhatExceedsTheSmallest) {
-  // Also where the difference of the clocks wraps around, or the peer seems to answer from the future.
+  // Also where the difference of the clocks wraps around, or the peer seems to answer from the
+  // future.
   for (const uint32_t offset : {0u, 5u, 0x7fff'fff0u, 0x8000'0010u, 0xffff'fff0u}) {
     Peer peer{offset, {}};
-    EXPECT_EQ(peer.Ack(FromMillis(10), FromMicros(100)), Nanos(0)) << "the first sample is the best";
+    EXPECT_EQ(peer.Ack(FromMillis(10), FromMicros(100)), Nanos(0))
+        << "the first sample is the best";
     EXPECT_EQ(peer.Ack(FromMillis(11), FromMicros(350)), FromMicros(250));
     EXPECT_EQ(peer.Ack(FromMillis(12), FromMicros(60)), Nanos(0));
     EXPECT_EQ(peer.Ack(FromMillis(13), FromMicros(350)), FromMicros(290));
