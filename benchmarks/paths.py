@@ -40,8 +40,8 @@ PARTS = ("stream", "tcp", "jax", "cut")
 STREAM_PATHS = (1, 4, 16, 64)
 TCP_CONNECTIONS = (1, 4)
 PROCESSES = (2, 4)
-JAX_BYTES = int(os.environ.get("JB", 8)) << 20
-JAX_CALLS = 3
+JAX_BYTES = 8 << 20
+JAX_CALLS = {"uccl": 4, "gloo": 2}  # after one that is not counted
 STREAM_SECONDS = 3.0
 WARM_UP_SECONDS = 1.0
 # Payload in a packet of 1500 bytes: less IP, UDP and the header of DATA (docs/wire_format.md); less IP and TCP with
@@ -141,13 +141,16 @@ def cut_row(net: PathNetwork, program: pathlib.Path, settings: list[str]) -> Row
     rates = result.rates_mbit()
     cut, healed = result.marks
 
+    remaining = full * (net.paths - 1) / net.paths
+
     def back(since: float, level: float) -> float | None:
         return next((1e3 * (t - since) for t, r in rates if t >= since and r >= level), None)
 
     return {
         "contender": "jax_uccl, 16 paths",
-        "back_ms": back(cut, 0.95 * full * (net.paths - 1) / net.paths),
+        "back_ms": back(cut, 0.95 * remaining),
         "reused_ms": back(healed, 0.95 * full),
+        "lowest_share": min(r for t, r in rates if cut <= t <= cut + 0.5) / remaining,
         "timeline_mbit": [
             [round(1e3 * (t - cut)), round(r, 1)]
             for t, r in rates
@@ -275,7 +278,7 @@ def jax_child(spec: str, losses: list[str]) -> None:
 
     value = np.ones((n * (JAX_BYTES // 4),), np.float32)
     arg = jax.make_array_from_callback(value.shape, NamedSharding(mesh, P("x")), lambda i: value[i])
-    libraries = {"uccl": jax_uccl, "gloo": lax} if "ONLY" not in os.environ else {"uccl": jax_uccl}
+    libraries = {"uccl": jax_uccl, "gloo": lax}
     calls = {(name, op): make(lib, op) for op in ("psum", "all_to_all") for name, lib in libraries.items()}
     for loss in losses:
         if rank == "0":
@@ -284,9 +287,9 @@ def jax_child(spec: str, losses: list[str]) -> None:
         for (name, op), f in calls.items():
             jax.block_until_ready(f(arg))  # everybody is here, windows are open
             start = time.perf_counter()
-            for _ in range(int(os.environ.get("JC",JAX_CALLS))):
+            for _ in range(JAX_CALLS[name]):
                 jax.block_until_ready(f(arg))
-            seconds = (time.perf_counter() - start) / JAX_CALLS
+            seconds = (time.perf_counter() - start) / JAX_CALLS[name]
             if rank == "0":
                 row = {"library": name, "op": op, "processes": n, "seconds": seconds}
                 print("row", json.dumps(row), flush=True)
@@ -308,11 +311,12 @@ def build_stream() -> pathlib.Path:
 
 
 def measure(options: argparse.Namespace, rows: list[Row]) -> None:
+    first = 1 + max((row["round"] for row in rows), default=-1)
     losses = options.losses.split(",")
     program = options.stream or build_stream()
     settings = options.settings
     for rate in (float(r) for r in options.rates.split(",")):
-        for number in range(options.rounds):
+        for number in range(first, first + options.rounds):
             with PathNetwork(rate_mbit=rate) as net:
                 state = {"loss": "0"}
 
@@ -352,7 +356,8 @@ def line(row: Row) -> str:
         return f"{head} {row['goodput_mbit']:7.1f} Mbit/s {100 * row['share']:5.1f} %"
     times = [row["back_ms"], row["reused_ms"]]
     back, reused = ("never" if t is None else f"{t:.0f} ms" for t in times)
-    return f"{head} back after {back}, path used again after {reused}"
+    lowest = 100 * row["lowest_share"]
+    return f"{head} back after {back} (lowest {lowest:.0f} %), path used again after {reused}"
 
 
 def table(rows: list[Row]) -> str:
@@ -384,6 +389,11 @@ def table(rows: list[Row]) -> str:
                 continue
             spread = f"{statistics.median(times):.0f} ms ({min(times):.0f}-{max(times):.0f})"
             out.append(f"4 x {rate:g} Mbit/s, {what} after {spread}, {len(times)} runs")
+        lowest = [100 * r["lowest_share"] for r in cuts]
+        out.append(
+            f"4 x {rate:g} Mbit/s, lowest {SMOOTH_TICKS * TICK_MS} ms after the cut, per cent of what remains: "
+            f"{statistics.median(lowest):.0f} ({min(lowest):.0f}-{max(lowest):.0f})"
+        )
     return "\n".join(out)
 
 
@@ -410,7 +420,9 @@ def main() -> None:
     options.parts = options.parts.split(",")
     options.stream_paths = [int(p) for p in options.stream_paths.split(",")]
     options.processes = [int(p) for p in options.processes.split(",")]
-    rows: list[Row] = json.loads(options.json.read_text()) if options.add else []
+    rows: list[Row] = []
+    if options.add and options.json.exists():
+        rows = json.loads(options.json.read_text())
     try:
         measure(options, rows)
     finally:
