@@ -235,6 +235,13 @@ nb::dict PeerDict(const core::ConnectionStats& s) {
   UCCL_FIELD(probes);
   UCCL_FIELD(path_probes);
   UCCL_FIELD(acks_sent);
+  UCCL_FIELD(credits_sent);
+  UCCL_FIELD(requests_to_send);
+  UCCL_FIELD(credit_wanted_bytes);
+  UCCL_FIELD(credit_received_bytes);
+  UCCL_FIELD(credit_used_bytes);
+  UCCL_FIELD(credit_granted_bytes);
+  UCCL_FIELD(credit_outstanding_bytes);
   UCCL_FIELD(acks_received);
   UCCL_FIELD(eager_bytes_buffered);
   UCCL_FIELD(unexpected_messages);
@@ -242,6 +249,24 @@ nb::dict PeerDict(const core::ConnectionStats& s) {
   UCCL_FIELD(rttvar_ns);
   UCCL_FIELD(inflight_bytes);
   UCCL_FIELD(window_bytes);
+#undef UCCL_FIELD
+  return d;
+}
+
+nb::dict NicDict(const nic::NicStats& nic) {
+  nb::dict d;
+#define UCCL_FIELD(name) d[#name] = nic.name
+  UCCL_FIELD(send_calls);
+  UCCL_FIELD(receive_calls);
+  UCCL_FIELD(datagrams_sent);
+  UCCL_FIELD(datagrams_received);
+  UCCL_FIELD(segmented_packets);
+  UCCL_FIELD(segmented_datagrams);
+  UCCL_FIELD(joined_packets);
+  UCCL_FIELD(joined_datagrams);
+  UCCL_FIELD(segmentation_refused);
+  UCCL_FIELD(segmentation);
+  UCCL_FIELD(receive_offload);
 #undef UCCL_FIELD
   return d;
 }
@@ -257,6 +282,9 @@ nb::dict Stats() {
   engine["sleeps"] = stats.engine.sleeps;
   engine["commands"] = stats.engine.commands;
   engine["unknown_key_drops"] = stats.engine.unknown_key_drops;
+  engine["engines"] = stats.engine.engines;
+  engine["cpus"] = stats.engine.cpus;
+  engine["nic"] = NicDict(stats.engine.nic);
   nb::dict peers;
   for (const auto& [process, peer] : stats.engine.peers) peers[nb::int_(process)] = PeerDict(peer);
   nb::dict d;

@@ -13,14 +13,17 @@
 #include "csrc/core/connection.h"
 #include "csrc/core/testing/messages.h"
 #include "csrc/core/testing/simulation.h"
+#include "csrc/core/testing/transfer.h"
 #include "csrc/wire/packet.h"
 
 namespace uccl::core {
 namespace {
 
 using testing::DefaultConfig;
+using testing::Finish;
 using testing::Link;
 using testing::Simulation;
+using testing::Start;
 using testing::TestMessage;
 
 ConnectionConfig Config(const std::string& controller, const std::string& scope = "connection",
@@ -30,15 +33,6 @@ ConnectionConfig Config(const std::string& controller, const std::string& scope 
   config.cc_scope = scope;
   config.window_bytes = 4 << 20;
   return config;
-}
-void Start(Simulation* sim, TestMessage* m) {
-  sim->end(1).PostRecv(sim->now(), m->info, m->target.body(), m->token);
-  sim->end(0).Send(sim->now(), m->info, m->contents, m->token);
-}
-bool Finish(Simulation* sim, TestMessage* m) {
-  const Nanos limit = sim->now() + FromMillis(600'000);
-  return sim->RunUntilEvent(1, EventKind::kRecvDone, m->token, limit) && m->Arrived() &&
-         sim->RunUntil([&] { return sim->end(0).Drained() && sim->end(1).Drained(); }, limit);
 }
 void SetDelay(Simulation* sim, Nanos delay) {
   sim->network.ForEachLink([delay](Link& link) { link.delay = delay; });

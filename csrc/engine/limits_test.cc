@@ -6,6 +6,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <vector>
 
 namespace uccl::engine {
 namespace {
@@ -19,6 +20,8 @@ Hello SomeHello() {
   h.receive_buffer_bytes = 6'000'000;
   h.eager_max_bytes = 16384;
   h.eager_buffer_bytes = 1 << 20;
+  h.credit_initial_bytes = 30000;
+  h.receiver_scheduler = "eqds";
   return h;
 }
 
@@ -38,6 +41,34 @@ TEST(Hello, Encode_IsPrintableText) {
   for (const char c : EncodeHello(SomeHello())) EXPECT_TRUE(c >= 0x20 && c < 0x7f);
 }
 
+TEST(Addresses, JoinSplit_IsIdentity) {
+  for (const int64_t engines : {1, 2, 5}) {
+    std::vector<std::string> addresses;
+    for (int64_t i = 0; i < engines; ++i) {
+      Hello h = SomeHello();
+      h.nic_address = "127.0.0.1:" + std::to_string(4000 + i);
+      addresses.push_back(EncodeHello(h));
+    }
+    const std::string text = JoinAddresses(addresses);
+    for (const char c : text) EXPECT_TRUE(c >= 0x20 && c < 0x7f);
+    Result<std::vector<std::string>> split = SplitAddresses(text, engines, ProcessId{1});
+    ASSERT_TRUE(split.ok());
+    EXPECT_EQ(split.value(), addresses);
+  }
+}
+
+TEST(Addresses, Split_OfAnotherCountNamesBothAndTheSetting) {
+  const std::string one = EncodeHello(SomeHello());
+  Result<std::vector<std::string>> split =
+      SplitAddresses(JoinAddresses({one, one, one}), 2, ProcessId{4});
+  ASSERT_FALSE(split.ok());
+  EXPECT_EQ(split.status().code, StatusCode::kInvalidArgument);
+  EXPECT_EQ(split.status().process, 4);
+  EXPECT_NE(split.status().detail.find("process 4 runs 3 engines, this one 2"), std::string::npos)
+      << split.status().detail;
+  EXPECT_NE(split.status().detail.find("JAX_UCCL_ENGINES"), std::string::npos);
+}
+
 TEST(Hello, Decode_OtherVersionIsNamed) {
   std::string text = EncodeHello(SomeHello());
   text.replace(0, 6, "uccl/9");
@@ -45,7 +76,7 @@ TEST(Hello, Decode_OtherVersionIsNamed) {
   ASSERT_FALSE(r.ok());
   EXPECT_EQ(r.status().code, StatusCode::kProtocol);
   EXPECT_NE(r.status().detail.find("uccl/9"), std::string::npos);
-  EXPECT_NE(r.status().detail.find("uccl/2"), std::string::npos);
+  EXPECT_NE(r.status().detail.find("uccl/3"), std::string::npos);
 }
 
 TEST(Hello, Decode_UnknownFieldsArePassedOver) {
@@ -56,8 +87,8 @@ TEST(Hello, Decode_UnknownFieldsArePassedOver) {
 
 TEST(Hello, Decode_EveryFieldIsNeeded) {
   const std::string text = EncodeHello(SomeHello());
-  for (const char* key :
-       {"backend", "at", "paths", "datagram", "receive", "eager", "eager_buffer"}) {
+  for (const char* key : {"backend", "at", "paths", "datagram", "receive", "eager", "eager_buffer",
+                          "credit", "credit_initial"}) {
     std::string cut = text;
     const size_t begin = cut.find(" " + std::string(key) + "=");
     ASSERT_NE(begin, std::string::npos) << key;
@@ -190,7 +221,7 @@ TEST(Limits, SettingsArePassedOn) {
   config.cc_scope = "z";
   config.cc_base_rtt_us = 13;
   config.cc_queue_budget_us = 14;
-  config.cc_line_rate_mbit = 80;
+  config.line_rate_mbps = 80;
   config.cc_loss_tolerance_permille = 15;
   config.sticky_packets = 11;
   config.max_retries = 12;

@@ -13,14 +13,15 @@
 namespace uccl::engine {
 namespace {
 
-// Datagrams read per turn. One batch, so that acknowledgements, which the connections gather per
-// turn, leave soon enough to keep the sender's window open.
-constexpr size_t kReceiveBatch = 32;
+// Datagrams read per turn. Few enough that acknowledgements, which the connections gather per turn,
+// leave soon enough to keep the sender's window open.
+constexpr size_t kReceiveBatch = 128;
 // Batches sent per turn before the device is looked at again.
 constexpr int kBatchesPerTurn = 1;
-// Datagrams a connection sends before the next one has its turn: fair in bytes among bulk senders,
-// and a run of one destination still shares a system call.
-constexpr int kQuantum = 4;
+// What a connection sends before the next one has its turn: fair in bytes among bulk senders, and a
+// run of one destination still shares system calls, and packets where datagrams are small.
+constexpr int kQuantumDatagrams = 4;
+constexpr size_t kQuantumBytes = 65536;
 
 Nanos ReadClock() {
   return std::chrono::duration_cast<Nanos>(std::chrono::steady_clock::now().time_since_epoch());
@@ -36,6 +37,8 @@ Hello MakeHello(const Config& config, const nic::NicBackend& nic) {
   hello.receive_buffer_bytes = c.receive_buffer_bytes;
   hello.eager_max_bytes = config.eager_max_bytes;
   hello.eager_buffer_bytes = config.eager_buffer_bytes;
+  hello.credit_initial_bytes = config.credit_initial_bytes;
+  hello.receiver_scheduler = config.receiver_scheduler;
   return hello;
 }
 
@@ -48,18 +51,20 @@ Loop::Loop(const Config& config, std::unique_ptr<nic::NicBackend> nic, EngineSin
       sink_(sink),
       queue_(queue),
       hello_(MakeHello(config, *nic_)),
-      incoming_(kReceiveBatch) {}
+      incoming_(kReceiveBatch),
+      spin_(std::chrono::microseconds(config.spin_us)) {
+  counters_.engines = 1;
+}
 
 Status Loop::Run() {
-  const Nanos spin = std::chrono::microseconds(config_.spin_us);
   while (true) {
     const Nanos now = ReadClock();
     ++counters_.turns;
     const bool worked = Turn(now);
     if (stage_ == Stage::kStopped) return outcome_;
     if (worked) {
-      last_work_ = now;
-    } else if (now - last_work_ >= spin) {
+      spin_.OnWork(now);
+    } else if (!spin_.OnIdle(now)) {
       Sleep(now);
     } else {
       // Where threads outnumber cores, the work this one waits for may need its core. Measured on 2
@@ -74,7 +79,10 @@ bool Loop::Turn(Nanos now) {
   worked |= Receive(now);
   worked |= ReadFaults(now);
   worked |= FireTimers(now);
+  worked |= GrantCredits(now);
   DeliverEvents(now);
+  // What the sink answered at once leaves with the acknowledgements, not a turn later.
+  if (worked && RunCommands(now)) DeliverEvents(now);
   worked |= Transmit(now);
   // Events that transmitting caused, such as a failure noticed there, come with the next turn,
   // which must not sleep before it.
@@ -92,9 +100,8 @@ void Loop::Sleep(Nanos now) {
 
 Nanos Loop::NextTimeout() const {
   Nanos next = stage_ == Stage::kOpen ? kNever : std::min(shutdown_deadline_, stage_deadline_);
-  for (const auto& link : links_) {
-    if (link != nullptr) next = std::min(next, link->NextTimeout());
-  }
+  if (scheduler_ != nullptr) next = std::min(next, scheduler_->NextGrant());
+  if (timers_ != nullptr) next = std::min(next, timers_->Next());
   return next;
 }
 
@@ -127,11 +134,32 @@ bool Loop::ReadFaults(Nanos now) {
 }
 
 bool Loop::FireTimers(Nanos now) {
+  if (timers_ == nullptr) return false;
+  expired_.clear();
+  timers_->Expire(now, &expired_);
   bool any = false;
-  for (const auto& link : links_) {
-    if (link == nullptr || link->NextTimeout() > now) continue;
+  for (const size_t id : expired_) {
+    PeerLink* link = links_[id].get();
+    if (link->NextTimeout() > now) {
+      SetTimer(*link);
+      continue;
+    }
     link->OnTimeout(now);
-    Touch(link.get());
+    Touch(link);
+    any = true;
+  }
+  return any;
+}
+
+void Loop::SetTimer(const PeerLink& link) {
+  timers_->Set(static_cast<size_t>(ToInt(link.id())), link.NextTimeout());
+}
+
+bool Loop::GrantCredits(Nanos now) {
+  if (scheduler_ == nullptr) return false;
+  bool any = false;
+  while (const core::CreditFlow* flow = scheduler_->Grant(now)) {
+    Touch(links_[flow->owner].get());
     any = true;
   }
   return any;
@@ -152,7 +180,10 @@ void Loop::DeliverEvents(Nanos now) {
 bool Loop::Transmit(Nanos now) {
   if (batch_.stalled()) {
     const bool taken = batch_.Flush(nic_.get());
-    if (batch_.stalled()) return taken;
+    if (batch_.stalled()) {
+      for (const PeerLink* link : touched_) SetTimer(*link);
+      return taken;
+    }
   }
   bool sent = false;
   for (int round = 0; round < kBatchesPerTurn && !touched_.empty() && !batch_.stalled(); ++round) {
@@ -162,14 +193,17 @@ bool Loop::Transmit(Nanos now) {
       if (round_robin_ >= touched_.size()) round_robin_ = 0;
       PeerLink* link = touched_[round_robin_];
       bool exhausted = false;
-      for (int i = 0; i < kQuantum && !batch_.full(); ++i) {
+      size_t bytes = 0;
+      for (int i = 0; (i < kQuantumDatagrams || bytes < kQuantumBytes) && !batch_.full(); ++i) {
         const std::optional<core::Datagram> datagram = link->PollTransmit(now);
         if (!datagram.has_value()) {
           exhausted = true;
           break;
         }
         batch_.Add(link->handle(), *datagram);
+        bytes += datagram->header.size() + datagram->payload.size();
       }
+      SetTimer(*link);
       if (exhausted) {
         is_touched_[static_cast<size_t>(ToInt(link->id()))] = 0;
         touched_.erase(touched_.begin() + static_cast<ptrdiff_t>(round_robin_));
@@ -179,11 +213,14 @@ bool Loop::Transmit(Nanos now) {
     }
     sent |= batch_.Flush(nic_.get());
   }
+  // Those whose turn did not come may have been touched by something that moved their deadline.
+  for (const PeerLink* link : touched_) SetTimer(*link);
   return sent;
 }
 
 EngineStats Loop::Stats() const {
   EngineStats stats = counters_;
+  stats.nic = nic_->stats();
   for (const auto& link : links_) {
     if (link != nullptr) stats.peers.emplace(ToInt(link->id()), link->connection().stats());
   }
