@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CC_FOLDERS = ("csrc", "xla_ffi", "tests")
+CC_FOLDERS = ("benchmarks", "csrc", "tests", "xla_ffi")
 # Compiled by clang alone, with JAX_UCCL_BUILD_FUZZERS.
 ONLY_FUZZERS = {"tests/fuzz/fuzzer_main.cc"}
 

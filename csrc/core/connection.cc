@@ -247,7 +247,7 @@ void Connection::OnDatagram(Nanos now, PathId, Bytes datagram, Ecn ecn) {
       ++stats.malformed;
       return;
     }
-    impl_->sender.OnAck(now, ack);
+    impl_->sender.OnAck(now, header, ack);
   } else if (header.type == wire::PacketType::kCredit) {
     impl_->sender.OnCredit(wire::DecodeCredit(body));
   } else if (header.type == wire::PacketType::kDemand) {

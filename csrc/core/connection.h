@@ -44,6 +44,14 @@ struct ConnectionConfig {
   Nanos peer_silence{10'000'000'000};
   std::string congestion_control = "none";
   std::string cc_scope = "connection";  // or "path": a controller for each
+  // What controllers are told of the network; 0: unknown (cc/congestion_controller.h).
+  int64_t line_rate_bytes_per_s = 0;
+  Nanos base_rtt{}, queue_budget{};
+  // Losses up to this part of what is acknowledged are repaired without telling the controller
+  // (loss_tolerance.h); 0: all are told.
+  int64_t loss_tolerance_permille = 0;
+  // Largest window of one path with a controller of its own; 0: window_bytes.
+  int64_t path_window_bytes = 0;
   std::string path_policy = "round_robin";
   // A message of at most so many packets keeps the path of its first one; 0 or 1: none does.
   int64_t sticky_packets = 4;

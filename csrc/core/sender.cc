@@ -54,7 +54,7 @@ Sender::Sender(const ConnectionConfig& config, Controllers controllers,
       next_number_(config.first_number),
       ledger_(config.initial_send_psn),
       paths_(config.num_paths),
-      congestion_(std::move(controllers), config.window_bytes, paths_),
+      congestion_(std::move(controllers), config, paths_),
       credit_(credit, config.credit_initial_bytes),
       monitor_(paths_) {
   RefreshDelays();

@@ -104,6 +104,15 @@ void Loop::Handle(Nanos now, CancelCommand& c) {
   c.done();
 }
 
+void Loop::Handle(Nanos now, FailPeerCommand& c) {
+  if (PeerLink* link = FindLink(c.peer)) {
+    link->Fail(c.status);
+    link->DeliverEvents(now);
+    Touch(link);
+  }
+  c.done();
+}
+
 void Loop::Handle(Nanos, InspectCommand& c) {
   std::vector<UnexpectedMessage> messages;
   for (const auto& link : links_) {
@@ -211,6 +220,8 @@ void Loop::RefuseCommand(Command& command) {
     ReportTo(sink_, recv->peer, core::EventKind::kRecvDone, recv->token, aborted);
   } else if (auto* cancel = std::get_if<CancelCommand>(&command)) {
     cancel->done();  // everything outstanding was reported when the engine stopped
+  } else if (auto* fail = std::get_if<FailPeerCommand>(&command)) {
+    fail->done();
   } else if (auto* inspect = std::get_if<InspectCommand>(&command)) {
     inspect->fn({});
   } else if (auto* stats = std::get_if<StatsCommand>(&command)) {

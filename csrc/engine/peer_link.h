@@ -54,6 +54,8 @@ class PeerLink final {
 
   void OnDatagram(Nanos now, const nic::Incoming& in);
   void OnFault(Nanos now, const Status& fault);
+  // The peer was lost elsewhere.
+  void Fail(const Status& status) { connection_->Fail(status); }
   void OnTimeout(Nanos now);
   Nanos NextTimeout() const;
   std::optional<core::Datagram> PollTransmit(Nanos now) { return connection_->PollTransmit(now); }

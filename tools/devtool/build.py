@@ -67,6 +67,12 @@ def build_module(
     return folder
 
 
+def build_programs(folder: Path, environment: Environment) -> None:
+    """The native programs of benchmarks/, into a folder that build_module has made."""
+    with timed("building the benchmarks"):
+        _compile(folder, environment, "engine_bench")
+
+
 def build_sanitized(environment: Environment, headers: Path, sanitizer: str) -> Path:
     """The C++ tests with a sanitizer, without Python; the build folder."""
     system.need_compiler()

@@ -75,10 +75,13 @@ def _clean(everything: bool) -> None:
             shutil.rmtree(path)
 
 
-def _built(named: str | None) -> pythons.Environment:
+def _built(named: str | None, *, programs: bool = False) -> pythons.Environment:
     """One environment with its module up to date: what demo, bench and docs run in."""
     environments = pythons.environments(only_first=True, named=named)
-    build.build_module(environments[0], pythons.xla_headers(environments), with_tests=False)
+    headers = pythons.xla_headers(environments)
+    folder = build.build_module(environments[0], headers, with_tests=False)
+    if programs:
+        build.build_programs(folder, environments[0])
     return environments[0]
 
 
@@ -93,7 +96,7 @@ def _bench(named: str | None, name: str | None, args: list[str]) -> int:
     chosen = [p for p in programs if name in (None, p.stem)]
     if not chosen:
         raise DevError(f"no such benchmark; there are: {', '.join(p.stem for p in programs)}")
-    environment = _built(named)
+    environment = _built(named, programs=True)
     return max(status_of([environment.python, p, *args], env=environment.env()) for p in chosen)
 
 
