@@ -56,9 +56,12 @@ std::function<void()> OnceAllDid(size_t count, std::function<void()> done) {
   };
 }
 
-// Both limits are per peer, whatever the number of connections.
+// Limits that hold per peer, and the rate of the host, whatever the number of connections. A known
+// rate stays known: 0 would mean that it is not.
 Config ShareOf(const Config& config) {
   Config share = config;
+  share.line_rate_mbps = (config.line_rate_mbps + config.engines - 1) / config.engines;
+  share.credit_initial_bytes = config.credit_initial_bytes / config.engines;
   share.window_bytes = std::max<int64_t>(config.window_bytes / config.engines, 1);
   share.eager_buffer_bytes = config.eager_buffer_bytes / config.engines;
   return share;

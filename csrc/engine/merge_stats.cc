@@ -28,6 +28,14 @@ void Merge(const core::ConnectionStats& from, core::ConnectionStats* into) {
   UCCL_ADD(path_probes);
   UCCL_ADD(acks_sent);
   UCCL_ADD(acks_received);
+  UCCL_ADD(credits_sent);
+  UCCL_ADD(requests_to_send);
+  UCCL_ADD(credit_wanted_bytes);
+  UCCL_ADD(credit_received_bytes);
+  UCCL_ADD(credit_used_bytes);
+  UCCL_ADD(credit_void_bytes);
+  UCCL_ADD(credit_granted_bytes);
+  UCCL_ADD(credit_outstanding_bytes);
   UCCL_ADD(eager_bytes_buffered);
   UCCL_ADD(unexpected_messages);
   UCCL_ADD(inflight_bytes);
@@ -40,9 +48,9 @@ void Merge(const core::ConnectionStats& from, core::ConnectionStats* into) {
   into->paths.insert(into->paths.end(), from.paths.begin(), from.paths.end());
 }
 
-// 24 sums, two round trips, the paths: a new counter needs a line above and a new number here.
+// 32 sums, two round trips, the paths: a new counter needs a line above and a new number here.
 static_assert(sizeof(core::ConnectionStats) ==
-              26 * sizeof(uint64_t) + sizeof(std::vector<core::PathStats>));
+              34 * sizeof(uint64_t) + sizeof(std::vector<core::PathStats>));
 
 void Merge(const nic::NicStats& from, nic::NicStats* into) {
   into->send_calls += from.send_calls;

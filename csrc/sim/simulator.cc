@@ -63,6 +63,11 @@ Result<TransportSpec> Transport(const Settings& s, int64_t window) {
   config.path_policy = s.path_policy;
   // Nobody dies here; liveness is the checker's to judge.
   config.peer_silence = std::chrono::seconds(100'000);
+  config.credit_initial_bytes = s.credit_initial_bytes;
+  transport.receiver_scheduler = s.receiver_scheduler;
+  transport.credit.rate_bytes_per_s = HostLink(s).bits_per_s / 8;
+  transport.credit.quantum_bytes =
+      s.credit_quantum_bytes > 0 ? s.credit_quantum_bytes : 2 * s.datagram_bytes;
   if (s.transport == "spray") {
     config.num_paths = static_cast<uint16_t>(s.paths);
   } else if (s.transport == "single" || s.transport == "bundle") {
@@ -75,6 +80,10 @@ Result<TransportSpec> Transport(const Settings& s, int64_t window) {
                          "unknown transport `" + s.transport + "`; known: spray, single, bundle");
   }
   // A wrong name is found before the run.
+  if (const auto made = core::MakeReceiverScheduler(s.receiver_scheduler, transport.credit);
+      !made.ok()) {
+    return made.status();
+  }
   if (const auto made = core::Connection::Make(config); !made.ok()) return made.status();
   return transport;
 }
@@ -177,6 +186,9 @@ void Run::Handle(const ScheduledEvent& event) {
     case EventType::kTimer:
       hosts_.OnTimer(now_, event.id);
       break;
+    case EventType::kCredit:
+      hosts_.OnCredit(now_, event.id);
+      break;
     case EventType::kStartFlow:
       application_.OnStartFlow(now_, event.id);
       break;
@@ -211,6 +223,17 @@ void Run::CheckEnd(EndId end) {
                   "bytes in flight of a connection");
   checker_.AtMost(now_, static_cast<int64_t>(stats.eager_bytes_buffered), config.eager_buffer_bytes,
                   "early bytes that a connection keeps");
+  if (transport_.receiver_scheduler == "none") return;
+  const core::ConnectionStats peer = hosts_.connection(hosts_.other_of(end)).stats();
+  checker_.AtMost(now_, stats.credit_received_bytes, peer.credit_granted_bytes,
+                  "credit that a sender received");
+  checker_.AtMost(now_, stats.credit_used_bytes,
+                  stats.credit_received_bytes +
+                      static_cast<int64_t>(stats.tail_probes) * settings_.datagram_bytes,
+                  "credit that a sender used");
+  checker_.AtMost(now_, peer.credit_granted_bytes,
+                  stats.credit_wanted_bytes + config.credit_initial_bytes,
+                  "credit that a receiver granted");
 }
 
 void Run::CheckAtEnd() {
@@ -316,6 +339,8 @@ Report Run::MakeReport() {
     r.transport.bad_checksum += s.bad_checksum;
     r.transport.timeouts += s.timeouts;
     r.transport.acks_sent += s.acks_sent;
+    r.transport.credits_sent += s.credits_sent;
+    r.transport.requests_to_send += s.requests_to_send;
   }
   r.hosts = fabric_.num_hosts();
   r.switches = static_cast<uint32_t>(fabric_.switches().size());
