@@ -59,6 +59,7 @@ class Loop final {
 
   bool Turn(Nanos now);  // returns whether anything was done
   void Sleep(Nanos now);
+  void YieldCore();
   Nanos NextTimeout() const;
 
   bool RunCommands(Nanos now);
@@ -114,6 +115,7 @@ class Loop final {
   Nanos shutdown_deadline_ = kNever, stage_deadline_ = kNever;
   Status outcome_;
   SpinPolicy spin_;
+  int turns_without_yield_ = 0;
   EngineStats counters_;  // `peers` is filled on request
 };
 
