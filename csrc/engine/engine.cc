@@ -56,14 +56,14 @@ std::function<void()> OnceAllDid(size_t count, std::function<void()> done) {
   };
 }
 
-// Limits that hold per peer, and the rate of the host, whatever the number of connections. A known
-// rate stays known: 0 would mean that it is not.
+// These limits are per peer, and the rate is that of one link, whatever the number of connections.
 Config ShareOf(const Config& config) {
   Config share = config;
-  share.line_rate_mbps = (config.line_rate_mbps + config.engines - 1) / config.engines;
-  share.credit_initial_bytes = config.credit_initial_bytes / config.engines;
   share.window_bytes = std::max<int64_t>(config.window_bytes / config.engines, 1);
   share.eager_buffer_bytes = config.eager_buffer_bytes / config.engines;
+  share.credit_initial_bytes = config.credit_initial_bytes / config.engines;
+  if (config.line_rate_mbps > 0)
+    share.line_rate_mbps = std::max<int64_t>(config.line_rate_mbps / config.engines, 1);
   return share;
 }
 

@@ -14,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -77,11 +78,14 @@ class Engine final {
   // kMaxControlBytes.
   void SendControl(ProcessId peer, std::string control);
   // Withdraws messages; `done` runs on an engine thread once none of their buffers can be touched
-  // again. Tokens that already completed are ignored.
+  // again. Tokens that already completed are ignored. One that was never handed in has a tag
+  // instead of a token: what the peer sent for it, or still sends, is dropped
+  // (Connection::Discard).
   struct Posted {
     ProcessId peer{};
     bool is_send = false;
     uint64_t token = 0;
+    std::optional<core::MessageTag> never_posted = std::nullopt;
   };
   void Cancel(std::vector<Posted> posted, std::function<void()> done);
   // Runs `fn` on an engine thread with the messages that no receive has met.

@@ -183,6 +183,11 @@ core::ConnectionConfig MakeConnectionConfig(const Config& config, const Hello& m
   c.window_bytes = std::max<int64_t>(
       std::min(config.window_bytes, theirs.receive_buffer_bytes / buffers / senders), 1);
 
+  // A path's share lies in one socket; where privileges for large buffers are missing that is
+  // little. The whole window is for what round robin over all of them brings.
+  c.path_window_bytes = std::max<int64_t>(
+      theirs.receive_buffer_bytes / std::max<int64_t>(theirs.paths, 1) / senders, 1);
+
   // Several datagrams should fit into the window, or each waits for the acknowledgement of the one
   // before it; below 8 KiB the cost per datagram outweighs that.
   constexpr int64_t kDatagramsPerWindow = 4;
@@ -197,6 +202,10 @@ core::ConnectionConfig MakeConnectionConfig(const Config& config, const Hello& m
   c.peer_silence = std::chrono::milliseconds(config.peer_silence_ms);
   c.congestion_control = config.congestion_control;
   c.cc_scope = config.cc_scope;
+  c.base_rtt = std::chrono::microseconds(config.cc_base_rtt_us);
+  c.queue_budget = std::chrono::microseconds(config.cc_queue_budget_us);
+  c.line_rate_bytes_per_s = config.line_rate_mbps * 1'000'000 / 8;
+  c.loss_tolerance_permille = config.cc_loss_tolerance_permille;
   c.sticky_packets = config.sticky_packets;
   c.max_retries = config.max_retries;
   c.path_policy = config.path_policy;

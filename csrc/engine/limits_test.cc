@@ -187,6 +187,15 @@ TEST(Limits, Datagram_IsTheSmallestOfAllLimits) {
   EXPECT_EQ(Make(config, SomeHello(), theirs, 2, 65507).max_datagram_bytes, 8192u);
 }
 
+// What one path has in flight lies in one socket of the peer, and all peers may send at once.
+TEST(Limits, PathWindow_IsOneSocketsShare) {
+  Hello theirs = SomeHello();
+  theirs.paths = 8;
+  theirs.receive_buffer_bytes = 8 << 20;
+  EXPECT_EQ(Make({}, SomeHello(), theirs, 2, 1472).path_window_bytes, 1 << 20);
+  EXPECT_EQ(Make({}, SomeHello(), theirs, 5, 1472).path_window_bytes, 256 << 10);
+}
+
 TEST(Limits, Ecn_OnlyWithAControllerThatReacts) {
   Config config;
   for (const char* name : {"cubic", "dcqcn"}) {
@@ -210,6 +219,10 @@ TEST(Limits, SettingsArePassedOn) {
   config.congestion_control = "x";
   config.path_policy = "y";
   config.cc_scope = "z";
+  config.cc_base_rtt_us = 13;
+  config.cc_queue_budget_us = 14;
+  config.line_rate_mbps = 80;
+  config.cc_loss_tolerance_permille = 15;
   config.sticky_packets = 11;
   config.max_retries = 12;
   const core::ConnectionConfig c = Make(config, SomeHello(), SomeHello());
@@ -219,6 +232,10 @@ TEST(Limits, SettingsArePassedOn) {
   EXPECT_EQ(c.congestion_control, "x");
   EXPECT_EQ(c.path_policy, "y");
   EXPECT_EQ(c.cc_scope, "z");
+  EXPECT_EQ(c.base_rtt, Nanos(13'000));
+  EXPECT_EQ(c.queue_budget, Nanos(14'000));
+  EXPECT_EQ(c.line_rate_bytes_per_s, 10'000'000);
+  EXPECT_EQ(c.loss_tolerance_permille, 15);
   EXPECT_EQ(c.sticky_packets, 11);
   EXPECT_EQ(c.max_retries, 12);
 }

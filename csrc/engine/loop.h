@@ -42,6 +42,20 @@ class Loop final {
   // Returns after a ShutdownCommand was carried out, with its outcome. No callback comes
   // afterwards.
   Status Run();
+
+  // What Run does again and again, for a driver with a clock of its own (the simulator); `now`
+  // never goes back.
+  //
+  // One turn. Returns whether anything was done, in which case there may be more to do at once.
+  bool Turn(Nanos now);
+  // When there is something to do although no datagram and no command comes.
+  Nanos NextTimeout() const;
+  // The device was full; there is something to do when it takes datagrams again.
+  bool stalled() const { return batch_.stalled(); }
+  bool stopped() const { return stage_ == Stage::kStopped; }
+  // Once stopped: what Run returns.
+  const Status& outcome() const { return outcome_; }
+
   // On the engine thread, or after Run returned.
   EngineStats Stats() const;
   // What becomes of a command that comes after the end. The caller's thread runs the callbacks
@@ -57,10 +71,8 @@ class Loop final {
     kStopped,
   };
 
-  bool Turn(Nanos now);  // returns whether anything was done
   void Sleep(Nanos now);
   void YieldCore();
-  Nanos NextTimeout() const;
 
   bool RunCommands(Nanos now);
   void Handle(Nanos now, SendCommand& c);

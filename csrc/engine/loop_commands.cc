@@ -86,9 +86,14 @@ void Loop::Handle(Nanos now, ControlCommand& c) {
 void Loop::Handle(Nanos now, CancelCommand& c) {
   for (const Engine::Posted& posted : c.posted) {
     if (PeerLink* link = FindLink(posted.peer)) {
-      link->Cancel(now, posted.is_send, posted.token);
+      if (posted.never_posted) {
+        link->Discard(posted.is_send, *posted.never_posted);
+      } else {
+        link->Cancel(now, posted.is_send, posted.token);
+      }
       Touch(link);
     }
+    if (posted.never_posted) continue;
     std::erase_if(before_connect_, [&](const Command& waiting) {
       const auto* send = std::get_if<SendCommand>(&waiting);
       const auto* recv = std::get_if<RecvCommand>(&waiting);

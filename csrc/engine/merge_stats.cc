@@ -38,6 +38,14 @@ void Merge(const core::ConnectionStats& from, core::ConnectionStats* into) {
   UCCL_ADD(credit_outstanding_bytes);
   UCCL_ADD(eager_bytes_buffered);
   UCCL_ADD(unexpected_messages);
+  UCCL_ADD(credits_sent);
+  UCCL_ADD(requests_to_send);
+  UCCL_ADD(credit_wanted_bytes);
+  UCCL_ADD(credit_received_bytes);
+  UCCL_ADD(credit_used_bytes);
+  UCCL_ADD(credit_void_bytes);
+  UCCL_ADD(credit_granted_bytes);
+  UCCL_ADD(credit_outstanding_bytes);
   UCCL_ADD(inflight_bytes);
   UCCL_ADD(window_bytes);
 #undef UCCL_ADD

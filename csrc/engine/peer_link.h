@@ -50,6 +50,7 @@ class PeerLink final {
   void SendControl(Nanos now, const std::string& text);
   // Ignored when the token is not outstanding here.
   void Cancel(Nanos now, bool is_send, uint64_t token);
+  void Discard(bool is_send, const core::MessageTag& tag) { connection_->Discard(is_send, tag); }
 
   void OnDatagram(Nanos now, const nic::Incoming& in);
   void OnFault(Nanos now, const Status& fault);

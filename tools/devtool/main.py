@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from devtool import build, lint, pythons, testing
+from devtool import build, fuzz, lint, pythons, testing
 from devtool.shell import ROOT, DevError, Words, run, say, status_of
 
 _EPILOG = """\
@@ -34,6 +34,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--quick", action="store_true", help="one Python, no slow tests, few stages"
     )
+
+    command = commands.add_parser("fuzz", help="fuzz the receive path with libFuzzer (needs clang)")
+    command.add_argument("target", nargs="?", help="default: all in turn")
+    command.add_argument("--seconds", type=int, default=60, help="for each target; default 60")
+    command.add_argument("--keep", action="store_true", help="update tests/fuzz/corpus afterwards")
 
     command = commands.add_parser("demo", help="train a small mixture of experts in 4 processes")
     command.add_argument("-n", type=int, default=4, help="number of processes")
@@ -114,6 +119,9 @@ def _main(options: argparse.Namespace) -> int:
                 raise DevError(f"unknown {sorted(unknown)}; stages: {', '.join(testing.STAGES)}")
             chosen = testing.Options(filter=options.filter, quick=options.quick)
             return testing.run_tests(tuple(options.stages), chosen, named)
+        case "fuzz":
+            environment = pythons.environments(only_first=True, named=named)[0]
+            return fuzz.fuzz(environment, options.target, options.seconds, options.keep)
         case "demo":
             return _demo(named, options.n, options.args)
         case "lint":

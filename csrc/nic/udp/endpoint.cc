@@ -232,7 +232,7 @@ Endpoint::SendResult Endpoint::Send(std::span<const OutgoingDatagram> batch,
     }
     const int error = errno;
     if (error == EINTR) continue;
-    if (error == EAGAIN || error == EWOULDBLOCK || error == ENOBUFS) return {done, true};
+    if (error == EAGAIN || error == EWOULDBLOCK) return {done, true};
     if (MayBePending(error) && !retried) {
       retried = true;  // that was perhaps an older datagram's error: this one has its own chance
       continue;
@@ -248,8 +248,10 @@ Endpoint::SendResult Endpoint::Send(std::span<const OutgoingDatagram> batch,
       continue;
     }
     // Port unreachable is never about the datagram at hand: it is an earlier one's, in the error
-    // queue too.
-    if (error != ECONNREFUSED) errors->emplace_back(done, error);
+    // queue too. ENOBUFS: a full queue of this host dropped it, which is congestion like any other
+    // loss. Offering it again until there is room would spin (the socket stays writable) and hide
+    // from congestion control what it is there for.
+    if (error != ECONNREFUSED && error != ENOBUFS) errors->emplace_back(done, error);
     ++done;
   }
   return {done, false};
