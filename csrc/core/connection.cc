@@ -90,7 +90,9 @@ struct Connection::Impl {
   Datagram Ack(Nanos now) {
     const PathId path = receiver.newest_path();
     ++stats.acks_sent;
-    return Unsequenced(path, receiver.FillAck(Header(now, path), head));
+    Datagram ack = Unsequenced(path, receiver.FillAck(Header(now, path), head));
+    ack.any_path = true;
+    return ack;
   }
   Datagram Probe(Nanos now, PathId path) {
     ++stats.probes;
@@ -109,7 +111,7 @@ struct Connection::Impl {
   Datagram Unsequenced(PathId path, size_t bytes) {
     ++stats.packets_sent;
     stats.bytes_sent += bytes;
-    return {path, std::span(head).first(bytes), {}};
+    return {path, std::span(head).first(bytes), {}, false};
   }
 
   void Fail(const Status& status) {

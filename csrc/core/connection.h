@@ -77,6 +77,7 @@ struct Datagram {
   PathId path{};
   Bytes header;
   Bytes payload;
+  bool any_path = false;  // an acknowledgement: it may as well travel on another path
 };
 
 struct PathStats {

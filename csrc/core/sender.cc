@@ -332,7 +332,7 @@ Datagram Sender::Transmit(Nanos now, uint64_t psn, PathId to, std::span<std::byt
   ++stats_->packets_sent;
   stats_->bytes_sent += head_bytes + payload.size();
   stats_->payload_bytes_sent += payload.size();
-  return {packet.path, head.first(head_bytes), payload};
+  return {packet.path, head.first(head_bytes), payload, false};
 }
 
 // A packet in flight is given up for lost, and its repetition needs new credit.

@@ -72,6 +72,7 @@ class Loop final {
   };
 
   void Sleep(Nanos now);
+  void YieldCore();
 
   bool RunCommands(Nanos now);
   void Handle(Nanos now, SendCommand& c);
@@ -126,6 +127,7 @@ class Loop final {
   Nanos shutdown_deadline_ = kNever, stage_deadline_ = kNever;
   Status outcome_;
   SpinPolicy spin_;
+  int turns_without_yield_ = 0;
   EngineStats counters_;  // `peers` is filled on request
 };
 

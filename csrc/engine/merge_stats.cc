@@ -28,6 +28,14 @@ void Merge(const core::ConnectionStats& from, core::ConnectionStats* into) {
   UCCL_ADD(path_probes);
   UCCL_ADD(acks_sent);
   UCCL_ADD(acks_received);
+  UCCL_ADD(credits_sent);
+  UCCL_ADD(requests_to_send);
+  UCCL_ADD(credit_wanted_bytes);
+  UCCL_ADD(credit_received_bytes);
+  UCCL_ADD(credit_used_bytes);
+  UCCL_ADD(credit_void_bytes);
+  UCCL_ADD(credit_granted_bytes);
+  UCCL_ADD(credit_outstanding_bytes);
   UCCL_ADD(eager_bytes_buffered);
   UCCL_ADD(unexpected_messages);
   UCCL_ADD(credits_sent);

@@ -17,7 +17,13 @@ class SpinPolicy final {
   // A turn found nothing to do: true to poll on, false to sleep.
   bool OnIdle(Nanos now) {
     idle_ = true;
-    return credit_ > 0 && now - last_work_ < limit_;
+    return credit_ > 0 && now - last_work_ < limit_ && now >= crowded_until_;
+  }
+  // The core was offered to others while polling, and came back after `took`. One who keeps it for
+  // long waits for nobody: polling beside him waits out his time slices, while a sleeper preempts
+  // him as soon as work is there.
+  void OnYield(Nanos now, Nanos took) {
+    if (took >= kLongYield) crowded_until_ = now + kCrowdedTime;
   }
   // A turn did something, after polling or after a sleep.
   void OnWork(Nanos now) {
@@ -32,6 +38,9 @@ class SpinPolicy final {
     last_work_ = now;
   }
 
+  static constexpr Nanos kLongYield = FromMicros(500);
+  // Between tries: a slice lost now and then does not show.
+  static constexpr Nanos kCrowdedTime = FromMillis(100);
   static constexpr int kMaxCredit = 16;  // as many long waits in a row end the polling
   static constexpr int kEarned = 4;
 
@@ -39,7 +48,7 @@ class SpinPolicy final {
   const Nanos limit_;
   int credit_ = kMaxCredit;
   bool idle_ = false;  // since the last work
-  Nanos last_work_{};
+  Nanos last_work_{}, crowded_until_{};
 };
 
 }  // namespace uccl::engine

@@ -69,6 +69,20 @@ TEST(SpinPolicy, WorkWithoutIdleTurnsTeachesNothing) {
   EXPECT_EQ(Wait(&policy, &now, FromMicros(10)), FromMicros(10));
 }
 
+TEST(SpinPolicy, NoPollingBesideOneWhoKeepsTheCore) {
+  SpinPolicy policy(kLimit);
+  Nanos now = FromMillis(1);
+  policy.OnWork(now);
+  policy.OnYield(now, FromMicros(20));  // a peer of ours, which sleeps or yields soon
+  EXPECT_EQ(Wait(&policy, &now, FromMicros(10)), FromMicros(10));
+  policy.OnYield(now, FromMillis(3));
+  const Nanos until = now + SpinPolicy::kCrowdedTime;
+  while (now + FromMicros(30) < until) EXPECT_EQ(Wait(&policy, &now, FromMicros(30)), Nanos(0));
+  now = until;
+  policy.OnWork(now);
+  EXPECT_EQ(Wait(&policy, &now, FromMicros(10)), FromMicros(10)) << "tries again";
+}
+
 TEST(SpinPolicy, ZeroNeverPolls) {
   SpinPolicy policy{Nanos(0)};
   Nanos now = FromMillis(1);

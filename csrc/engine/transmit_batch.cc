@@ -14,23 +14,34 @@ void TransmitBatch::Add(nic::PeerHandle peer, const core::Datagram& datagram) {
   std::memcpy(storage, datagram.header.data(), size);
   headers_used_ += size;
   bytes_ += size + datagram.payload.size();
+  if (datagram.any_path) acks_.push_back(batch_.size());
   batch_.push_back({peer, datagram.path, Bytes(storage, size), datagram.payload});
+}
+
+void TransmitBatch::Hurry() {
+  for (const size_t ack : acks_) {
+    for (const nic::Outgoing& out : batch_) {
+      if (out.peer != batch_[ack].peer || out.payload.empty()) continue;
+      batch_[ack].path = out.path;
+      break;
+    }
+  }
+  // Swaps, because std::stable_partition allocates. The bare ones may change their order, which the
+  // network might do as well.
+  std::partition(batch_.begin(), batch_.end(),
+                 [](const nic::Outgoing& out) { return !out.payload.empty(); });
 }
 
 void TransmitBatch::Clear() {
   batch_.clear();
+  acks_.clear();
   headers_used_ = bytes_ = 0;
 }
 
 bool TransmitBatch::Flush(nic::NicBackend* nic) {
   if (stalled()) return FlushRefused(nic);
   if (batch_.empty()) return false;
-  if (batch_.size() > 1 && bytes_ <= kUrgentBytes) {
-    // Swaps, because std::stable_partition allocates. The bare ones may change their order, which
-    // the network might do as well.
-    std::partition(batch_.begin(), batch_.end(),
-                   [](const nic::Outgoing& out) { return !out.payload.empty(); });
-  }
+  if (batch_.size() > 1 && bytes_ <= kUrgentBytes) Hurry();
   const size_t taken = nic->PostSend(batch_);
   for (size_t i = taken; i < batch_.size(); ++i) {
     const nic::Outgoing& out = batch_[i];

@@ -7,8 +7,9 @@
 // refuses is copied whole, because the buffers may be withdrawn before it takes datagrams again;
 // that is rare, the memory comes and stays.
 //
-// In a batch so small that latency counts, datagrams with payload go before those without: an
-// answer leaves before the acknowledgement of what it answers.
+// In a batch so small that latency counts, datagrams with payload go before those without, and an
+// acknowledgement takes the path of what goes to the same peer: an answer leaves before the
+// acknowledgement of what it answers, and where the device can segment, both are one packet.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,10 @@ class TransmitBatch final {
   static constexpr size_t kCapacity = 256;
   static constexpr size_t kMaxBytes = size_t{512} << 10;
 
-  TransmitBatch() : headers_(kHeaderBytes) { batch_.reserve(kCapacity); }
+  TransmitBatch() : headers_(kHeaderBytes) {
+    batch_.reserve(kCapacity);
+    acks_.reserve(kCapacity);
+  }
 
   bool full() const {
     return batch_.size() == kCapacity || bytes_ >= kMaxBytes ||
@@ -49,6 +53,7 @@ class TransmitBatch final {
     std::vector<std::byte> bytes;
   };
   bool FlushRefused(nic::NicBackend* nic);
+  void Hurry();
   void Clear();
 
   // Longer batches are bulk, where nobody waits for a single datagram.
@@ -59,6 +64,7 @@ class TransmitBatch final {
   std::vector<std::byte> headers_;  // of the datagrams in batch_, one after the other
   size_t headers_used_ = 0, bytes_ = 0;
   std::vector<nic::Outgoing> batch_;
+  std::vector<size_t> acks_;      // places in batch_ of those that may take any path
   std::vector<Refused> refused_;  // oldest first
 };
 

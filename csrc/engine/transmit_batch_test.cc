@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -88,6 +89,25 @@ TEST(TransmitBatch, Flush_AnswersGoBeforeAcknowledgements) {
   nic.sent.clear();
   batch.Add(1, {PathId{0}, View(ack), {}});
   batch.Add(1, {PathId{1}, View(data), View(bulk)});
+  EXPECT_TRUE(batch.Flush(&nic));
+  EXPECT_EQ(nic.sent[0], "1/0:ack");
+}
+
+TEST(TransmitBatch, Flush_AcknowledgementsTravelWithAnswersToTheSamePeer) {
+  MeteredNic nic;
+  TransmitBatch batch;
+  const std::string ack = "ack", grant = "grant", data = "data", bulk(70000, 'b');
+  batch.Add(1, {PathId{0}, View(ack), {}, /*any_path=*/true});
+  batch.Add(2, {PathId{0}, View(ack), {}, /*any_path=*/true});
+  batch.Add(1, {PathId{0}, View(grant), {}});  // counted where it says that it goes
+  batch.Add(1, {PathId{3}, View(data), View(data)});
+  EXPECT_TRUE(batch.Flush(&nic));
+  std::sort(nic.sent.begin(), nic.sent.end());
+  EXPECT_EQ(nic.sent,
+            (std::vector<std::string>{"1/0:grant", "1/3:ack", "1/3:datadata", "2/0:ack"}));
+  nic.sent.clear();
+  batch.Add(1, {PathId{0}, View(ack), {}, /*any_path=*/true});
+  batch.Add(1, {PathId{3}, View(data), View(bulk)});
   EXPECT_TRUE(batch.Flush(&nic));
   EXPECT_EQ(nic.sent[0], "1/0:ack");
 }

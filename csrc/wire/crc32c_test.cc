@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <string>
@@ -62,11 +63,11 @@ TEST_P(Crc32c, Extend_EqualsBitwiseAtEveryLengthAndAlignment) {
   }
 }
 
-// Around the multiples of three blocks, where the streams are joined.
+// Around the multiples of three blocks, where the streams are joined, and of groups of vectors.
 TEST_P(Crc32c, Extend_EqualsBitwiseAroundBlocks) {
   std::mt19937_64 rng(2);
-  const std::vector<std::byte> bytes = RandomBytes(rng, 1 << 16);
-  for (size_t block : {3 * 128, 3 * 1360}) {
+  const std::vector<std::byte> bytes = RandomBytes(rng, 1 << 15);
+  for (size_t block : {3 * 128, 3 * 1360, 256, 832}) {
     for (size_t size = block; size + 9 < bytes.size(); size += block) {
       for (size_t more : {-9, -8, -1, 0, 1, 8, 9}) {
         const Bytes view = Bytes(bytes).first(size + more);
@@ -115,7 +116,14 @@ TEST(ExtendCrc32c, Crc32cImplementations_TakesTheInstructionWhereThereIsOne) {
   ASSERT_FALSE(all.empty());
   EXPECT_STREQ(all.back().name, "tables");
 #if defined(__x86_64__)
-  EXPECT_EQ(std::strcmp(all.front().name, "sse4.2") == 0, __builtin_cpu_supports("sse4.2") != 0);
+  const auto has = [&all](const char* name) {
+    return std::any_of(all.begin(), all.end(), [name](const Crc32cImplementation& i) {
+      return std::strcmp(i.name, name) == 0;
+    });
+  };
+  EXPECT_EQ(has("sse4.2"), __builtin_cpu_supports("sse4.2") != 0);
+  EXPECT_EQ(has("vpclmulqdq"),
+            __builtin_cpu_supports("vpclmulqdq") != 0 && __builtin_cpu_supports("avx512f") != 0);
 #elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
   EXPECT_STREQ(all.front().name, "armv8");
 #else

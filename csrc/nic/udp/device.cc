@@ -41,6 +41,9 @@ constexpr size_t kLargestDatagram = 65000;
 constexpr int64_t kTruesizeFactor = 3;
 
 constexpr size_t kReceiveSlots = 32;
+// Packets asked of a socket after it had few: preparing a call for many takes longer than receiving
+// one.
+constexpr size_t kLeastBurst = 2;
 constexpr uint64_t kWakeTag = ~uint64_t{0};  // epoll data of the eventfd; sockets carry their index
 
 // States of Wake/Wait. Running --Wait--> sleeping --Wait returns--> running; Wake moves either to
@@ -111,6 +114,7 @@ class UdpBackend final : public NicBackend {
 
   std::vector<size_t> ready_;       // endpoints with datagrams left, oldest first
   std::vector<char> is_ready_;      // by endpoint: is in ready_
+  std::vector<size_t> burst_;       // by endpoint: packets to ask for
   std::vector<char> send_blocked_;  // by endpoint: its last send found the socket full
   // Scratch of PostSend: the places of the batch in the order of sending.
   struct Place {
@@ -149,6 +153,7 @@ Status UdpBackend::Open(const Config& config) {
   capabilities_.num_paths = static_cast<uint16_t>(config.paths);
   capabilities_.receive_buffer_bytes = granted / kTruesizeFactor;
   is_ready_.assign(endpoints_.size(), 0);
+  burst_.assign(endpoints_.size(), kLeastBurst);
   send_blocked_.assign(endpoints_.size(), 0);
   ready_.reserve(endpoints_.size());
   arrived_.reserve(slots_.count());
@@ -275,7 +280,7 @@ size_t UdpBackend::Poll(std::span<Incoming> out) {
     ready_.erase(ready_.begin());
     std::array<MutableBytes, kSlotsPerCall> slots;
     std::array<ReceivedDatagram, kSlotsPerCall> got;
-    const size_t want = std::min(limit - used, kSlotsPerCall);
+    const size_t want = std::min(limit - used, burst_[index]);
     for (size_t i = 0; i < want; ++i) slots[i] = slots_.slot(used + i);
     const size_t received = endpoints_[index].Receive(std::span(slots.data(), want),
                                                       std::span(got.data(), want), &stats_);
@@ -286,8 +291,10 @@ size_t UdpBackend::Poll(std::span<Incoming> out) {
     }
     used += received;
     if (received == want) {
+      burst_[index] = std::min(2 * want, kSlotsPerCall);
       ready_.push_back(index);
     } else {
+      burst_[index] = std::max(received + 1, kLeastBurst);
       is_ready_[index] = 0;
     }
   }

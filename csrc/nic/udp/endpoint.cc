@@ -214,7 +214,10 @@ Endpoint::SendResult Endpoint::Send(std::span<const OutgoingDatagram> batch,
       lengths[packets] = length;
       at += length;
     }
-    const int sent = ::sendmmsg(fd(), messages.data(), static_cast<unsigned>(packets), 0);
+    // A single one by the simpler call, which answers sooner.
+    const int sent = packets == 1
+                         ? (::sendmsg(fd(), &messages[0].msg_hdr, 0) >= 0 ? 1 : -1)
+                         : ::sendmmsg(fd(), messages.data(), static_cast<unsigned>(packets), 0);
     if (sent > 0) {
       ++stats->send_calls;
       for (int i = 0; i < sent; ++i) {
