@@ -19,6 +19,8 @@ Result<Controllers> MakeControllers(const ConnectionConfig& config) {
   CongestionParams params;
   params.window_bytes = config.window_bytes;
   params.mtu_bytes = static_cast<int64_t>(config.max_datagram_bytes);
+  params.line_rate_bytes_per_s = config.line_rate_bytes_per_s;
+  params.base_rtt = config.base_rtt;
   Controllers controllers;
   for (size_t i = 0; i < (per_path ? config.num_paths : 1u); ++i) {
     auto made = MakeCongestionController(config.congestion_control, params);

@@ -40,6 +40,10 @@ struct ConnectionConfig {
   Nanos min_rto{10'000'000};
   Nanos max_rto{1'000'000'000};
   Nanos peer_silence{10'000'000'000};
+  // What the sender could reach alone, and the round trip without any queue, for the controllers
+  // that scale with them. 0: unknown.
+  int64_t line_rate_bytes_per_s = 0;
+  Nanos base_rtt{0};
   std::string congestion_control = "none";
   std::string cc_scope = "connection";  // or "path": a controller for each
   std::string path_policy = "round_robin";

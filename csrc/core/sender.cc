@@ -49,6 +49,7 @@ Sender::Sender(const ConnectionConfig& config, Controllers controllers,
       paths_(config.num_paths),
       congestion_(std::move(controllers), config.window_bytes, paths_),
       monitor_(paths_) {
+  newly_acked_.reserve(paths_.size());
   RefreshDelays();
 }
 

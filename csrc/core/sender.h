@@ -147,6 +147,7 @@ class Sender final {
   RttEstimator rtt_;                  // of all paths together
   Ring<uint64_t> lost_;               // to send again; entries acknowledged meanwhile are skipped
   std::vector<uint64_t> newly_lost_;  // scratch of OnAck
+  std::vector<PathId> newly_acked_;   // paths; likewise
   int64_t inflight_bytes_ = 0;
   uint32_t backoff_ = 0;
   Nanos slowest_rto_{}, tail_delay_{};

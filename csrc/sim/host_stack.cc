@@ -116,7 +116,7 @@ void HostStack::Deliver(Nanos now, uint32_t packet) {
     corrupted_delivered_ += p.corrupt ? 1 : 0;
   }
   const EndId end = p.to_end;
-  ends_[end].connection->OnDatagram(now, p.path, whole);
+  ends_[end].connection->OnDatagram(now, p.path, whole, p.ce ? Ecn::kCongested : Ecn::kCapable);
   network_->Delivered(packet);
   Touch(end);
 }

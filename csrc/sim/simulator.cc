@@ -52,11 +52,14 @@ int64_t Window(const Settings& s, Nanos base_rtt) {
   return static_cast<int64_t>(2 * bdp) + 4 * s.datagram_bytes;
 }
 
-Result<TransportSpec> Transport(const Settings& s, int64_t window) {
+Result<TransportSpec> Transport(const Settings& s, int64_t window, Nanos base_rtt) {
   TransportSpec transport;
   core::ConnectionConfig& config = transport.config;
   config.max_datagram_bytes = static_cast<size_t>(s.datagram_bytes);
   config.congestion_control = s.congestion_control;
+  config.cc_scope = s.cc_scope;
+  config.line_rate_bytes_per_s = ToBits(s.host_gbps) / 8;
+  config.base_rtt = base_rtt;
   config.min_rto = FromMicros(s.min_rto_us);
   config.max_rto = FromMicros(std::max(s.max_rto_us, s.min_rto_us));
   config.window_bytes = window;
@@ -129,8 +132,13 @@ class Run final {
     return spec;
   }
   static ApplicationSpec App(const Settings& s, const TransportSpec& transport) {
-    return {static_cast<uint64_t>(s.segment_bytes), static_cast<uint32_t>(s.depth),
-            static_cast<uint32_t>(s.concurrency), transport.lanes};
+    ApplicationSpec spec;
+    spec.segment_bytes = static_cast<uint64_t>(s.segment_bytes);
+    spec.packet_bytes = static_cast<uint64_t>(s.datagram_bytes) - kDataHeadBytes;
+    spec.depth = static_cast<uint32_t>(s.depth);
+    spec.concurrency = static_cast<uint32_t>(s.concurrency);
+    spec.lanes = transport.lanes;
+    return spec;
   }
   static double PayloadShare(const Settings& s) {
     return static_cast<double>(s.datagram_bytes - kDataHeadBytes) /
@@ -351,7 +359,7 @@ Result<Report> Simulate(const Settings& s, const ProgressFn& progress) {
   Result<Workload> workload = MakeWorkload(workload_spec);
   if (!workload.ok()) return workload.status();
   const Nanos base_rtt = BaseRtt(s, fabric.value());
-  const Result<TransportSpec> transport = Transport(s, Window(s, base_rtt));
+  const Result<TransportSpec> transport = Transport(s, Window(s, base_rtt), base_rtt);
   if (!transport.ok()) return transport.status();
   // On the heap: it holds pointers to its own parts.
   const auto run = std::make_unique<Run>(s, std::move(fabric.value()), std::move(workload.value()),
