@@ -249,8 +249,10 @@ void Connection::OnTimeout(Nanos now) {
 
 std::optional<Datagram> Connection::PollTransmit(Nanos now) {
   if (impl_->failed) return std::nullopt;
-  // ACKs go where something came from. Probes of the peer try the paths in turn.
+  // ACKs go where something came from. Probes of the peer try the paths in turn. What is sent again
+  // comes before probes: a burst of them, one a path, can fill a short queue on the way.
   if (impl_->receiver.AckDue()) return impl_->Ack(now);
+  if (auto again = impl_->sender.PollRepetition(now, impl_->head)) return again;
   if (const auto path = impl_->sender.TakePathProbe()) {
     ++impl_->stats.path_probes;
     return impl_->Probe(now, *path);

@@ -318,10 +318,14 @@ std::optional<Datagram> Sender::PollLost(Nanos now, std::span<std::byte> head) {
   return std::nullopt;
 }
 
-std::optional<Datagram> Sender::PollTransmit(Nanos now, std::span<std::byte> head) {
+std::optional<Datagram> Sender::PollRepetition(Nanos now, std::span<std::byte> head) {
   paced_until_ = kNever;
   if (auto datagram = PollTailProbe(now, head)) return datagram;
-  if (auto datagram = PollLost(now, head)) return datagram;
+  return PollLost(now, head);
+}
+
+std::optional<Datagram> Sender::PollTransmit(Nanos now, std::span<std::byte> head) {
+  if (auto datagram = PollRepetition(now, head)) return datagram;
   return PollNew(now, head);
 }
 

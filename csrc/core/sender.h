@@ -74,6 +74,8 @@ class Sender final {
   Nanos NextTimeout() const;
   // Writes the next packet's head into `head` (wire::kMaxHeadBytes). The payload stays where it is.
   std::optional<Datagram> PollTransmit(Nanos now, std::span<std::byte> head);
+  // Only what is to be sent again.
+  std::optional<Datagram> PollRepetition(Nanos now, std::span<std::byte> head);
 
   bool WaitingForGrant() const { return !waiting_.empty(); }
   bool Outstanding() const {

@@ -40,7 +40,8 @@ uint32_t Application::Segments(const Flow& flow) const {
 }
 
 uint64_t Application::SegmentBytes(const Flow& flow, uint32_t segment) const {
-  if (!Ramps(flow)) return std::min(spec_.segment_bytes, flow.bytes - segment * spec_.segment_bytes);
+  if (!Ramps(flow))
+    return std::min(spec_.segment_bytes, flow.bytes - segment * spec_.segment_bytes);
   if (segment < ramp_.size()) return ramp_[segment];
   const uint64_t begin = ramp_bytes_ + (segment - ramp_.size()) * spec_.segment_bytes;
   return std::min(spec_.segment_bytes, flow.bytes - begin);

@@ -116,6 +116,7 @@ void HostStack::Deliver(Nanos now, uint32_t packet) {
     corrupted_delivered_ += p.corrupt ? 1 : 0;
   }
   const EndId end = p.to_end;
+  if (tap_ != nullptr && !p.corrupt) tap_->OnArrived(now, end, p.head);
   ends_[end].connection->OnDatagram(now, p.path, whole, p.ce ? Ecn::kCongested : Ecn::kCapable);
   network_->Delivered(packet);
   Touch(end);
@@ -214,6 +215,7 @@ void HostStack::Transmit(Nanos now, EndId id, const core::Datagram& datagram) {
   } else {
     p.head.insert(p.head.end(), datagram.payload.begin(), datagram.payload.end());
   }
+  if (tap_ != nullptr) tap_->OnSent(now, id, p.head);
   network_->Send(now, packet);
 }
 

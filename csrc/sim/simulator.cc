@@ -9,8 +9,10 @@
 #include "csrc/sim/application.h"
 #include "csrc/sim/checker.h"
 #include "csrc/sim/contents.h"
+#include "csrc/sim/credit_checker.h"
 #include "csrc/sim/event_queue.h"
 #include "csrc/sim/host_stack.h"
+#include "csrc/sim/invariants.h"
 #include "csrc/sim/workload.h"
 #include "csrc/wire/packet.h"
 
@@ -20,8 +22,6 @@ namespace {
 constexpr uint64_t kEventsPerProgress = 1 << 16;
 // Ends looked at per sample; all of them in turn.
 constexpr size_t kEndsPerSample = 1024;
-// Requests and grants are not held back by the window.
-constexpr int64_t kControlSlack = 1 << 20;
 constexpr uint32_t kDataHeadBytes = wire::kHeaderBytes + wire::kDataBodyBytes;
 // Independent streams of randomness from one seed.
 enum class Stream : uint64_t { kWorkload = 1, kFaults, kNetwork, kHosts, kContents };
@@ -63,6 +63,8 @@ Result<TransportSpec> Transport(const Settings& s, int64_t window, Nanos base_rt
   config.min_rto = FromMicros(s.min_rto_us);
   config.max_rto = FromMicros(std::max(s.max_rto_us, s.min_rto_us));
   config.window_bytes = window;
+  config.eager_max_bytes = s.eager_max_bytes;
+  config.eager_buffer_bytes = s.eager_buffer_bytes;
   config.path_policy = s.path_policy;
   // Nobody dies here; liveness is the checker's to judge.
   config.peer_silence = std::chrono::seconds(100'000);
@@ -94,6 +96,7 @@ class Run final {
         faults_(MakeFaultPlan(Faults(settings), fabric_)),
         contents_(Seed(Stream::kContents), static_cast<uint64_t>(settings.segment_bytes)),
         checker_(&contents_),
+        credit_checker_(transport.config.eager_buffer_bytes, &checker_),
         network_(&fabric_, HostLink(settings), CoreLink(settings), Seed(Stream::kNetwork),
                  &events_),
         hosts_(transport, Host(settings), Seed(Stream::kHosts), &network_, &events_, &contents_),
@@ -105,6 +108,7 @@ class Run final {
     hosts_.set_sink([this](Nanos now, EndId end, core::Event event) {
       application_.OnEvent(now, end, std::move(event));
     });
+    hosts_.set_tap(&credit_checker_);
     for (const Flow& flow : workload_.flows) total_bytes_ += flow.bytes;
   }
 
@@ -160,6 +164,7 @@ class Run final {
   EventQueue events_;
   const Contents contents_;
   Checker checker_;
+  CreditChecker credit_checker_;
   Network network_;
   HostStack hosts_;
   Application application_;
@@ -194,6 +199,9 @@ void Run::Handle(const ScheduledEvent& event) {
     case EventType::kFaultEnd:
       network_.End(faults_[event.id]);
       break;
+    case EventType::kReroute:
+      network_.LearnState(event.id);
+      break;
     case EventType::kSample:
       Sample();
       break;
@@ -211,44 +219,39 @@ void Run::Sample() {
 }
 
 void Run::CheckEnd(EndId end) {
-  const core::ConnectionStats stats = hosts_.connection(end).stats();
   const core::ConnectionConfig& config = transport_.config;
-  checker_.Require(now_, stats.inflight_bytes >= 0, "bytes in flight are negative");
-  checker_.AtMost(now_, stats.inflight_bytes,
-                  config.window_bytes + settings_.datagram_bytes + kControlSlack,
-                  "bytes in flight of a connection");
-  checker_.AtMost(now_, static_cast<int64_t>(stats.eager_bytes_buffered), config.eager_buffer_bytes,
-                  "early bytes that a connection keeps");
+  CheckBounds(now_, hosts_.connection(end).stats(),
+              {.window_bytes = config.window_bytes,
+               .eager_buffer_bytes = config.eager_buffer_bytes,
+               .datagram_bytes = settings_.datagram_bytes},
+              &checker_);
 }
 
 void Run::CheckAtEnd() {
   checker_.Finish(now_);
-  uint64_t refused = 0;
+  Refusals refusals{.corrupted = hosts_.corrupted_delivered()};
   for (EndId end = 0; end < hosts_.num_ends(); ++end) {
     CheckEnd(end);
     const core::Connection& connection = hosts_.connection(end);
     checker_.Require(now_, connection.failed() || connection.Drained(),
                      "liveness: a connection is not drained");
     const core::ConnectionStats stats = connection.stats();
-    refused += stats.malformed + stats.bad_checksum;
-    checker_.Require(now_, stats.wrong_key == 0, "a connection met packets of another");
+    refusals.refused += stats.malformed + stats.bad_checksum;
+    refusals.wrong_key += stats.wrong_key;
   }
-  checker_.Require(now_, refused == hosts_.corrupted_delivered(),
-                   std::to_string(hosts_.corrupted_delivered()) +
-                       " datagrams were corrupted, but " + std::to_string(refused) +
-                       " were refused");
-  checker_.Require(now_, network_.Conserved(), "packets sent are not those delivered and dropped");
-  for (const Link& link : network_.links()) {
-    checker_.AtMost(now_, link.stats().peak_queue_bytes,
-                    std::max(settings_.queue_bytes, settings_.datagram_bytes + kFramingBytes),
-                    "a queue");
-  }
+  CheckIntegrity(now_, refusals, &checker_);
+  CheckNetwork(now_, network_, settings_.queue_bytes, settings_.datagram_bytes, &checker_);
 }
 
 Result<Report> Run::Go(const ProgressFn& progress) {
   for (uint32_t i = 0; i < faults_.size(); ++i) {
     events_.Push(faults_[i].begin, EventType::kFaultBegin, i);
     if (faults_[i].end != kNever) events_.Push(faults_[i].end, EventType::kFaultEnd, i);
+    if (settings_.reroute_us < 0 || faults_[i].kind != FaultKind::kDown) continue;
+    for (const Nanos change : {faults_[i].begin, faults_[i].end}) {
+      if (change == kNever) continue;
+      events_.Push(change + FromMicros(settings_.reroute_us), EventType::kReroute, faults_[i].link);
+    }
   }
   application_.Start();
   events_.Push(Nanos(0), EventType::kSample, 0);
@@ -296,11 +299,15 @@ Report Run::MakeReport() {
   for (size_t f = 0; f < workload_.flows.size(); ++f) {
     const FlowRecord& record = application_.records()[f];
     if (record.end < Nanos(0)) continue;
-    (workload_.flows[f].background ? r.background_flow_ns : r.flow_ns)
-        .push_back((record.end - record.begin).count());
+    const FlowClass kind = workload_.flows[f].kind;
+    std::vector<int64_t>& times = kind == FlowClass::kMain    ? r.flow_ns
+                                  : kind == FlowClass::kSmall ? r.small_flow_ns
+                                                              : r.cross_flow_ns;
+    times.push_back((record.end - record.begin).count());
   }
-  std::ranges::sort(r.flow_ns);
-  std::ranges::sort(r.background_flow_ns);
+  for (std::vector<int64_t>* times : {&r.flow_ns, &r.small_flow_ns, &r.cross_flow_ns}) {
+    std::ranges::sort(*times);
+  }
   r.network = network_.totals();
   for (const Link& link : network_.links()) {
     r.queue_drops += link.stats().queue_drops;
@@ -350,6 +357,9 @@ Result<Report> Simulate(const Settings& s, const ProgressFn& progress) {
   workload_spec.hosts = static_cast<uint32_t>(s.hosts);
   workload_spec.bytes = static_cast<uint64_t>(s.bytes);
   workload_spec.fan_in = static_cast<uint32_t>(s.fan_in);
+  workload_spec.rounds = static_cast<uint32_t>(s.rounds);
+  workload_spec.load = s.load;
+  workload_spec.host_bits_per_s = s.host_gbps * 1e9;
   workload_spec.skew = s.skew;
   workload_spec.top_k = static_cast<uint32_t>(s.top_k);
   workload_spec.experts_per_host = static_cast<uint32_t>(s.experts_per_host);

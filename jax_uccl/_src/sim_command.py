@@ -193,17 +193,24 @@ def _table(reports: Sequence[Report]) -> str:
         kinds = ("queue_drops", "loss_drops", "down_drops", "receive_ring_drops")
         return " + ".join(str(r[kind]) for kind in kinds)
 
+    def times(kind: str) -> list[tuple[str, Callable[[Report], str]]]:
+        field = "flow_ns" if kind == "flow" else f"{kind}_flow_ns"
+        if not any(r[field] for r in reports):
+            return []
+        return [
+            (f"{kind} p{100 * q:g}", lambda r, q=q: micros(percentile(r[field], q)))  # type: ignore[misc]
+            for q in (0.5, 0.99, 0.999)
+        ]
+
     rows: list[tuple[str, Callable[[Report], str]]] = [
         ("transport", lambda r: r["settings"]["transport"]),
         ("completion", lambda r: micros(r["completion_ns"]) if r["complete"] else "INCOMPLETE"),
         ("  over the first", lambda r: f"{r['completion_ns'] / max(first, 1):.2f}x"),
         ("  lower bound", lambda r: micros(r["ideal_ns"])),
         ("goodput share", lambda r: f"{r['goodput_share']:.1%}"),
-        ("flow p50", lambda r: micros(percentile(r["flow_ns"], 0.5))),
-        ("flow p99", lambda r: micros(percentile(r["flow_ns"], 0.99))),
-        ("flow p99.9", lambda r: micros(percentile(r["flow_ns"], 0.999))),
-        ("small p50", lambda r: micros(percentile(r["background_flow_ns"], 0.5))),
-        ("small p99", lambda r: micros(percentile(r["background_flow_ns"], 0.99))),
+        *times("flow"),
+        *times("small"),
+        *times("cross"),
         ("deepest queue", lambda r: f"{r['peak_queue_bytes'] / 1024:,.0f} KiB"),
         ("packets", lambda r: f"{r['network']['sent']:,}"),
         ("drops q+loss+down+host", loss),
@@ -215,8 +222,6 @@ def _table(reports: Sequence[Report]) -> str:
         ("violations", lambda r: str(r["violations"])),
     ]
     s = reports[0]["settings"]
-    if not any(r["background_flow_ns"] for r in reports):
-        rows = [row for row in rows if not row[0].startswith("small")]
     if len(reports) == 1:
         rows = [row for row in rows if row[0] != "  over the first"]
     lines = [
