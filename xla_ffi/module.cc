@@ -235,6 +235,13 @@ nb::dict PeerDict(const core::ConnectionStats& s) {
   UCCL_FIELD(probes);
   UCCL_FIELD(path_probes);
   UCCL_FIELD(acks_sent);
+  UCCL_FIELD(credits_sent);
+  UCCL_FIELD(requests_to_send);
+  UCCL_FIELD(credit_wanted_bytes);
+  UCCL_FIELD(credit_received_bytes);
+  UCCL_FIELD(credit_used_bytes);
+  UCCL_FIELD(credit_granted_bytes);
+  UCCL_FIELD(credit_outstanding_bytes);
   UCCL_FIELD(acks_received);
   UCCL_FIELD(eager_bytes_buffered);
   UCCL_FIELD(unexpected_messages);

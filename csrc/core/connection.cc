@@ -33,10 +33,12 @@ Status WrongSize(const MessageInfo& info, size_t buffer_bytes) {
 
 // Routes between the two halves and watches for silence.
 struct Connection::Impl {
-  Impl(const ConnectionConfig& c, Controllers controllers, std::unique_ptr<PathSelector> selector)
+  Impl(const ConnectionConfig& c, Controllers controllers, std::unique_ptr<PathSelector> selector,
+       const CreditSource& credit)
       : config(c),
-        sender(config, std::move(controllers), std::move(selector), &stats, &events),
-        receiver(config, &sender, &stats, &events) {}
+        sender(config, std::move(controllers), std::move(selector), credit.scheduler != nullptr,
+               &stats, &events),
+        receiver(config, &sender, credit, &stats, &events) {}
 
   bool Waiting() const { return receiver.WaitingForData() || sender.WaitingForGrant(); }
   bool Expecting() const { return Waiting() || sender.Outstanding(); }
@@ -88,6 +90,16 @@ struct Connection::Impl {
     ++stats.probes;
     return Unsequenced(path, wire::EncodeProbe(Header(now, path), head));
   }
+  Datagram Credit(Nanos now) {
+    const PathId path = receiver.newest_path();
+    ++stats.credits_sent;
+    return Unsequenced(path, wire::EncodeCredit(Header(now, path), receiver.TakeCredit(), head));
+  }
+  Datagram Request(Nanos now) {
+    const PathId path = sender.NextPath();
+    ++stats.requests_to_send;
+    return Unsequenced(path, wire::EncodeDemand(Header(now, path), sender.TakeRequest(), head));
+  }
   Datagram Unsequenced(PathId path, size_t bytes) {
     ++stats.packets_sent;
     stats.bytes_sent += bytes;
@@ -132,7 +144,8 @@ struct Connection::Impl {
 Connection::Connection() = default;
 Connection::~Connection() = default;
 
-Result<std::unique_ptr<Connection>> Connection::Make(const ConnectionConfig& config) {
+Result<std::unique_ptr<Connection>> Connection::Make(const ConnectionConfig& config,
+                                                     const CreditSource& credit) {
   if (config.max_datagram_bytes < kMinDatagramBytes || config.max_datagram_bytes > UINT16_MAX) {
     return Status::Error(StatusCode::kInvalidArgument,
                          "max_datagram_bytes is " + std::to_string(config.max_datagram_bytes) +
@@ -146,8 +159,8 @@ Result<std::unique_ptr<Connection>> Connection::Make(const ConnectionConfig& con
   auto selector = MakePathSelector(config.path_policy, config.seed);
   if (!selector.ok()) return selector.status();
   std::unique_ptr<Connection> connection(new Connection);
-  connection->impl_ =
-      std::make_unique<Impl>(config, std::move(controllers.value()), std::move(selector.value()));
+  connection->impl_ = std::make_unique<Impl>(config, std::move(controllers.value()),
+                                             std::move(selector.value()), credit);
   return connection;
 }
 
@@ -217,6 +230,10 @@ void Connection::OnDatagram(Nanos now, PathId, Bytes datagram, Ecn ecn) {
       return;
     }
     impl_->sender.OnAck(now, ack);
+  } else if (header.type == wire::PacketType::kCredit) {
+    impl_->sender.OnCredit(wire::DecodeCredit(body));
+  } else if (header.type == wire::PacketType::kDemand) {
+    if (!impl_->receiver.OnDemand(wire::DecodeDemand(body))) ++stats.malformed;
   } else if (header.type == wire::PacketType::kProbe) {
     impl_->receiver.RequestAck(header, ecn);
   } else if (Status status = impl_->receiver.OnPacket(header, body, payload, ecn); !status.ok()) {
@@ -249,9 +266,13 @@ void Connection::OnTimeout(Nanos now) {
 
 std::optional<Datagram> Connection::PollTransmit(Nanos now) {
   if (impl_->failed) return std::nullopt;
-  // ACKs go where something came from. Probes of the peer try the paths in turn. What is sent again
-  // comes before probes: a burst of them, one a path, can fill a short queue on the way.
+  // ACKs and credits go where something came from. Probes of the peer and requests try the paths in
+  // turn.
   if (impl_->receiver.AckDue()) return impl_->Ack(now);
+  if (impl_->receiver.CreditDue()) return impl_->Credit(now);
+  if (impl_->sender.RequestDue()) return impl_->Request(now);
+  // What is sent again comes before probes: a burst of them, one a path, can fill a short queue on
+  // the way, time after time.
   if (auto again = impl_->sender.PollRepetition(now, impl_->head)) return again;
   if (const auto path = impl_->sender.TakePathProbe()) {
     ++impl_->stats.path_probes;

@@ -27,6 +27,8 @@
 
 namespace uccl::core {
 
+class ReceiverScheduler;
+
 struct ConnectionConfig {
   uint64_t send_key = 0;  // in every packet sent; the peer's recv_key
   uint64_t recv_key = 0;  // packets with another key are dropped and counted
@@ -51,8 +53,18 @@ struct ConnectionConfig {
   int64_t sticky_packets = 4;
   // A packet sent oftener without any acknowledgement fails the connection.
   int64_t max_retries = 50;
+  // With receiver-driven credit: what may be sent before the receiver has said anything, and again
+  // whenever it has credit to spare. Equal on both ends.
+  int64_t credit_initial_bytes = 65536;
   uint32_t first_number = 0;  // of messages and of receives; they wrap around
   uint64_t seed = 1;
+};
+
+// Who decides when the peer may send. The scheduler outlives the connection, and is driven by the
+// connection's owner: after a credit for `owner` the connection has a datagram to send.
+struct CreditSource {
+  ReceiverScheduler* scheduler = nullptr;  // null on both ends or on none
+  uint64_t owner = 0;
 };
 
 // A datagram to transmit: header and payload are separate so that payload is sent from the user's
@@ -78,6 +90,12 @@ struct ConnectionStats {
   uint64_t duplicates = 0, out_of_window = 0, wrong_key = 0, malformed = 0, bad_checksum = 0;
   uint64_t timeouts = 0, tail_probes = 0, probes = 0, path_probes = 0, acks_sent = 0,
            acks_received = 0;
+  uint64_t credits_sent = 0, requests_to_send = 0;  // packets of their own
+  // Receiver-driven credit, in bytes since the connection began (receiver_scheduler.h): of this end
+  // as a sender, and what it granted as a receiver.
+  int64_t credit_wanted_bytes = 0, credit_received_bytes = 0, credit_used_bytes = 0,
+          credit_void_bytes = 0;
+  int64_t credit_granted_bytes = 0, credit_outstanding_bytes = 0;
   uint64_t eager_bytes_buffered = 0, unexpected_messages = 0;
   int64_t srtt_ns = 0, rttvar_ns = 0, inflight_bytes = 0, window_bytes = 0;
   std::vector<PathStats> paths;
@@ -86,7 +104,8 @@ struct ConnectionStats {
 class Connection final {
  public:
   // Fails with kInvalidArgument for an unknown policy or a datagram too small for the headers.
-  static Result<std::unique_ptr<Connection>> Make(const ConnectionConfig& config);
+  static Result<std::unique_ptr<Connection>> Make(const ConnectionConfig& config,
+                                                  const CreditSource& credit = {});
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;

@@ -4,6 +4,8 @@
 //   kRecvDone
 //             describes the message as its sender did; eager credit and window respected; no
 //             connection fails
+//   credit    where receivers schedule: nothing is sent that was not granted, nothing used that was
+//             not received, and what is outstanding agrees on both ends
 //   liveness  once the faults stop, everything that was not cancelled completes and both ends drain
 // UCCL_SIM_SEED=n replays one schedule, UCCL_SIM_SEEDS=n sets how many run.
 #include <gtest/gtest.h>
@@ -12,6 +14,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -63,6 +66,7 @@ struct Coverage {
   uint64_t timeouts = 0, tail_probes = 0, probes = 0, unexpected = 0;
   uint64_t path_failures = 0, path_probes = 0, marked = 0;
   std::map<std::string, uint64_t> complete_by_setting;  // policies, controllers and scopes
+  uint64_t credits = 0, requests_to_send = 0;
   uint64_t eager_without_credit = 0, cut_short = 0, complete_before_cancel = 0, complete = 0,
            skips = 0;
 };
@@ -70,7 +74,10 @@ struct Coverage {
 class Schedule final {
  public:
   explicit Schedule(uint64_t seed)
-      : random_(seed), config_(MakeConfig()), sim_(config_, seed ^ 0xabcdef) {
+      : random_(seed),
+        config_(MakeConfig()),
+        credit_(MakeCredit()),
+        sim_(config_, seed ^ 0xabcdef, FromMillis(1), credit_) {
     MakeFaults();
     const uint64_t count = random_.Magnitude(1, 64);
     size_t budget = MaxTotalBytes();
@@ -125,9 +132,12 @@ class Schedule final {
         c->marked += path.packets_marked;
       }
       c->unexpected += stats.unexpected_messages;
+      c->credits += stats.credits_sent;
+      c->requests_to_send += stats.requests_to_send;
     }
     for (const std::string& setting :
-         {config_.path_policy, config_.congestion_control, config_.cc_scope}) {
+         {config_.path_policy, config_.congestion_control, config_.cc_scope,
+          std::string(credit_ ? "credit" : "no credit")}) {
       ++c->complete_by_setting[setting];
     }
     for (const auto& t : transfers_) {
@@ -145,6 +155,8 @@ class Schedule final {
         << " window=" << config_.window_bytes << " eager_max=" << config_.eager_max_bytes
         << " eager_buffer=" << config_.eager_buffer_bytes << " policy=" << config_.path_policy
         << " cc=" << config_.congestion_control << "/" << config_.cc_scope
+        << " credit=" << (credit_ ? credit_->rate_bytes_per_s : 0) << "/"
+        << (credit_ ? credit_->quantum_bytes : 0) << "/" << config_.credit_initial_bytes
         << " sticky=" << config_.sticky_packets << " psn=" << config_.initial_send_psn << "/"
         << config_.initial_recv_psn << " messages=";
     for (const auto& t : transfers_)
@@ -183,7 +195,18 @@ class Schedule final {
     c.sticky_packets = OneOf<int64_t>(&random_, {0, 1, 4, 1000});
     c.max_retries = 1000;  // a schedule may be dark for long; its end is tested on its own
     c.first_number = OneOf<uint32_t>(&random_, {0, 0xffff'ffff, 0xffff'fff0});
+    c.credit_initial_bytes = OneOf<int64_t>(&random_, {0, 1, 1000, 65536});
     return c;
+  }
+
+  std::optional<CreditParams> MakeCredit() {
+    if (random_.Chance(0.5)) return std::nullopt;
+    const auto datagram = static_cast<int64_t>(config_.max_datagram_bytes);
+    CreditParams params;
+    params.rate_bytes_per_s =
+        OneOf<int64_t>(&random_, {1'000'000, 100'000'000, 1'250'000'000, 50'000'000'000});
+    params.quantum_bytes = OneOf<int64_t>(&random_, {100, datagram, 4 * datagram, 1 << 20});
+    return params;
   }
 
   // A window of a packet moves one per round trip: less traffic keeps a schedule short.
@@ -371,6 +394,40 @@ class Schedule final {
         Fault("malformed packets without corruption");
       if (stats.wrong_key > 0) Fault("wrong key");
     }
+    if (credit_) CheckCredit();
+  }
+
+  void CheckCredit() {
+    for (int i : {0, 1}) {
+      const ConnectionStats sender = sim_.end(i).stats(), receiver = sim_.end(1 - i).stats();
+      if (sender.credit_received_bytes > receiver.credit_granted_bytes)
+        Fault("credit received that was not granted");
+      // A tail probe goes without, and is made up for.
+      const auto probes = static_cast<int64_t>(sender.tail_probes * config_.max_datagram_bytes);
+      if (sender.credit_used_bytes > sender.credit_received_bytes + probes)
+        Fault("sent " + std::to_string(sender.credit_used_bytes) + " bytes with credit for " +
+              std::to_string(sender.credit_received_bytes));
+      if (receiver.credit_granted_bytes > sender.credit_wanted_bytes + config_.credit_initial_bytes)
+        Fault("granted more than was wanted");
+    }
+  }
+  // What the receiver takes to be outstanding is what the sender has not used, once nothing is
+  // under way. It may take it to be more while a request that told of losses was lost itself.
+  void CheckCreditAtEnd() {
+    bool cancelled = false;
+    for (const auto& t : transfers_) cancelled |= t->ends_by_cancel;
+    for (int i : {0, 1}) {
+      const ConnectionStats sender = sim_.end(i).stats(), receiver = sim_.end(1 - i).stats();
+      const int64_t unused =
+          receiver.credit_granted_bytes - sender.credit_used_bytes - sender.credit_void_bytes;
+      if (!cancelled && receiver.credit_outstanding_bytes < unused)
+        Fault("outstanding " + std::to_string(receiver.credit_outstanding_bytes) + ", unused " +
+              std::to_string(unused));
+      if (sim_.network.stats().dropped + sim_.network.stats().corrupted == 0 && !cancelled &&
+          receiver.credit_outstanding_bytes != unused)
+        Fault("without losses: outstanding " + std::to_string(receiver.credit_outstanding_bytes) +
+              ", unused " + std::to_string(unused));
+    }
   }
 
   bool Complete() const {
@@ -410,6 +467,7 @@ class Schedule final {
       if (!sim_.end(i).Unexpected().empty()) Fault("unexpected messages at the end");
       if (sim_.end(i).WaitingForPeer()) Fault("waits for the peer at the end");
     }
+    if (credit_) CheckCreditAtEnd();
   }
 
   void Fault(const std::string& what) {
@@ -418,6 +476,7 @@ class Schedule final {
 
   Random random_;
   const ConnectionConfig config_;
+  const std::optional<CreditParams> credit_;
   mutable testing::Simulation sim_;
   Nanos faults_end_{};
   std::vector<std::unique_ptr<Transfer>> transfers_;
@@ -459,7 +518,8 @@ TEST(ConnectionProperty, RandomFaultSchedules) {
             << " before their receive, " << c.eager_without_credit << " small ones without credit; "
             << c.skips << " skips, " << c.probes << " probes, " << c.tail_probes
             << " tail probes; paths failed " << c.path_failures << " times, probed "
-            << c.path_probes << " times; " << c.marked << " marks\n";
+            << c.path_probes << " times; " << c.marked << " marks; " << c.credits << " credits, "
+            << c.requests_to_send << " requests to send\n";
   if (count < 1000) return;
   EXPECT_GT(c.dropped, count);
   EXPECT_GT(c.duplicates, count);
@@ -467,6 +527,8 @@ TEST(ConnectionProperty, RandomFaultSchedules) {
   EXPECT_GT(c.retransmits_fast, count);
   EXPECT_GT(c.retransmits_timeout, count);
   EXPECT_GT(c.spurious, count / 10);
+  EXPECT_GT(c.credits, count);
+  EXPECT_GT(c.requests_to_send, count);
   EXPECT_GT(c.unexpected, count);
   EXPECT_GT(c.complete, count * 4);
   EXPECT_GT(c.cut_short, count / 10);

@@ -17,16 +17,54 @@ Status Violation(std::string what) { return Status::Error(StatusCode::kProtocol,
 
 }  // namespace
 
-Receiver::Receiver(const ConnectionConfig& config, Sender* sender, ConnectionStats* stats,
-                   Ring<Event>* events)
+Receiver::Receiver(const ConnectionConfig& config, Sender* sender, const CreditSource& credit,
+                   ConnectionStats* stats, Ring<Event>* events)
     : config_(config),
       sender_(sender),
       stats_(stats),
       events_(events),
+      scheduler_(credit.scheduler),
       window_(config.initial_recv_psn),
       echoes_(config.num_paths),
       next_receive_id_(config.first_number) {
   echo_paths_.reserve(config.num_paths);
+  if (scheduler_ == nullptr) return;
+  const auto datagram = static_cast<int64_t>(config.max_datagram_bytes);
+  flow_.owner = credit.owner;
+  flow_.granted = flow_.initial_bytes = config.credit_initial_bytes;
+  flow_.datagram_bytes = datagram;
+  // Never so little that a credit or a datagram does not fit beside what is unasked for.
+  flow_.limit_bytes = std::max(config.window_bytes, config.credit_initial_bytes +
+                                                        2 * scheduler_->quantum_bytes() + datagram);
+  scheduler_->Add(&flow_);
+}
+
+Receiver::~Receiver() {
+  if (scheduler_ != nullptr) scheduler_->Remove(&flow_);
+}
+
+// ---- credit ----
+
+bool Receiver::OnDemand(const wire::Demand& demand) {
+  constexpr uint64_t kMost = uint64_t{1} << 62;
+  if (demand.wanted_bytes > kMost || demand.settled_bytes > demand.wanted_bytes) return false;
+  if (scheduler_ == nullptr) return true;
+  const auto wanted = static_cast<int64_t>(demand.wanted_bytes);
+  const auto settled = static_cast<int64_t>(demand.settled_bytes);
+  // An equal one is a repetition by a sender that heard nothing: the last credit may have been
+  // lost, or it waits for credit that it has not learned of.
+  const bool news = wanted > flow_.wanted || settled > flow_.settled;
+  flow_.again += std::max<int64_t>(settled - flow_.settled, 0);
+  flow_.wanted = std::max(flow_.wanted, wanted);
+  flow_.settled = std::max(flow_.settled, settled);
+  if (!news || flow_.granted >= flow_.wanted) flow_.credit_due = true;
+  scheduler_->Update(&flow_);
+  return true;
+}
+
+wire::Credit Receiver::TakeCredit() {
+  flow_.credit_due = false;
+  return {static_cast<uint64_t>(flow_.granted)};
 }
 
 // ---- posted receives ----
@@ -188,12 +226,19 @@ Status Receiver::OnPacket(const wire::Header& header, Bytes body, Bytes payload,
     case wire::PacketType::kSkip:
     case wire::PacketType::kAck:
     case wire::PacketType::kProbe:
+    case wire::PacketType::kCredit:
+    case wire::PacketType::kDemand:
       break;
   }
   if (!status.ok()) return status;
   window_.Record(header.psn);
   NoteArrival(header, ecn);
   stats_->payload_bytes_received += payload.size();
+  if (scheduler_ != nullptr &&
+      (header.type == wire::PacketType::kEager || header.type == wire::PacketType::kData)) {
+    flow_.arrived += static_cast<int64_t>(wire::kHeaderBytes + body.size() + payload.size());
+    scheduler_->Update(&flow_);
+  }
   return Status::Ok();
 }
 
@@ -317,6 +362,7 @@ size_t Receiver::FillAck(wire::Header header, std::span<std::byte> out) {
   wire::Ack ack;
   ack.next = window_.next();
   ack.eager_consumed_bytes = static_cast<uint64_t>(consumed_bytes_);
+  ack.granted_bytes = TakeCredit().granted_bytes;
   while (!echo_paths_.empty() && ack.num_echoes < wire::kMaxEchoes) {
     wire::Echo& echo = echoes_[echo_paths_.back()];
     echo_paths_.pop_back();
@@ -350,10 +396,14 @@ void Receiver::Fail(const Status& status) {
   unexpected_.Clear();
   buffered_bytes_ = 0;
   ack_due_ = false;
+  if (scheduler_ != nullptr) scheduler_->Remove(&flow_);
+  flow_.credit_due = false;
 }
 
 void Receiver::FillStats(ConnectionStats* stats) const {
   stats->eager_bytes_buffered = static_cast<uint64_t>(buffered_bytes_);
+  stats->credit_granted_bytes = flow_.granted;
+  stats->credit_outstanding_bytes = flow_.Outstanding();
 }
 
 }  // namespace uccl::core

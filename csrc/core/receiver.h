@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "csrc/core/connection.h"
+#include "csrc/core/credit/receiver_scheduler.h"
 #include "csrc/core/message.h"
 #include "csrc/core/recovery/receive_window.h"
 #include "csrc/core/ring.h"
@@ -31,9 +32,13 @@ namespace uccl::core {
 
 class Receiver final {
  public:
-  // Grants are sent through `sender`.
-  Receiver(const ConnectionConfig& config, Sender* sender, ConnectionStats* stats,
-           Ring<Event>* events);
+  // Grants are sent through `sender`. `scheduler` says when the peer may send; null: whenever it
+  // likes.
+  Receiver(const ConnectionConfig& config, Sender* sender, const CreditSource& credit,
+           ConnectionStats* stats, Ring<Event>* events);
+  ~Receiver();
+  Receiver(const Receiver&) = delete;
+  Receiver& operator=(const Receiver&) = delete;
 
   void PostRecv(const MessageInfo& info, MutableBytes buffer, uint64_t token);
   void Cancel(uint64_t token);
@@ -43,6 +48,10 @@ class Receiver final {
   Status OnPacket(const wire::Header& header, Bytes body, Bytes payload, Ecn ecn);
   // A packet that wants an ACK although it is not sequenced.
   void RequestAck(const wire::Header& header, Ecn ecn) { NoteArrival(header, ecn); }
+  // What the peer wants to send. False when it cannot be meant.
+  bool OnDemand(const wire::Demand& demand);
+  bool CreditDue() const { return flow_.credit_due; }
+  wire::Credit TakeCredit();
   // Of the newest packet: a path that works, so ACKs take it as well.
   PathId newest_path() const { return newest_path_; }
 
@@ -104,6 +113,8 @@ class Receiver final {
   ConnectionStats* const stats_;
   Ring<Event>* const events_;
 
+  ReceiverScheduler* const scheduler_;  // or null
+  CreditFlow flow_;                     // of the peer as a sender
   ReceiveWindow window_;
   bool ack_due_ = false;
   std::vector<wire::Echo>

@@ -28,6 +28,12 @@ size_t HeadBytes(wire::PacketType type) {
   }
 }
 
+// What is counted by credit: the bytes that fill a network. The small packets that arrange them go
+// at once.
+bool UsesCredit(const OutMessage& m) {
+  return m.type == wire::PacketType::kEager || m.type == wire::PacketType::kData;
+}
+
 Event SendDone(uint64_t token, Status status) {
   Event event;
   event.kind = EventKind::kSendDone;
@@ -39,7 +45,8 @@ Event SendDone(uint64_t token, Status status) {
 }  // namespace
 
 Sender::Sender(const ConnectionConfig& config, Controllers controllers,
-               std::unique_ptr<PathSelector> selector, ConnectionStats* stats, Ring<Event>* events)
+               std::unique_ptr<PathSelector> selector, bool credit, ConnectionStats* stats,
+               Ring<Event>* events)
     : config_(config),
       selector_(std::move(selector)),
       stats_(stats),
@@ -48,6 +55,7 @@ Sender::Sender(const ConnectionConfig& config, Controllers controllers,
       ledger_(config.initial_send_psn),
       paths_(config.num_paths),
       congestion_(std::move(controllers), config.window_bytes, paths_),
+      credit_(credit, config.credit_initial_bytes),
       monitor_(paths_) {
   newly_acked_.reserve(paths_.size());
   RefreshDelays();
@@ -76,6 +84,7 @@ void Sender::Send(const MessageInfo& info, Bytes data, uint64_t token) {
     m->copy.assign(data.begin(), data.end());
     m->data = m->copy;
     eager_sent_bytes_ += cost;
+    credit_.OnWanted(WireBytesLeft(*m));
     eager_.push_back(m);
     events_->push_back(SendDone(token, Status::Ok()));
     return;
@@ -132,18 +141,25 @@ void Sender::OnGrant(const MessageInfo& theirs, uint32_t receive_id) {
     return;
   }
   m->number = receive_id;
+  credit_.OnWanted(WireBytesLeft(*m));
   bulk_.push_back(m);
 }
+
+void Sender::OnCredit(const wire::Credit& credit) { credit_.OnCredit(credit); }
 
 void Sender::Cancel(uint64_t token) {
   const auto it = by_token_.find(token);
   if (it == by_token_.end()) return;
   OutMessage* m = it->second;
   by_token_.erase(it);
+  if (waiting_.Remove(m)) {
+    withdrawn_.Add(m->info.tag);
+  } else if (!m->all_sent) {
+    credit_.OnWithdrawn(WireBytesLeft(*m));
+  }
   m->withdrawn = true;
   m->data = {};
   m->all_sent = true;
-  if (waiting_.Remove(m)) withdrawn_.Add(m->info.tag);
   bulk_.EraseIf([m](const OutMessage* other) { return other == m; });
   ReleaseIfDone(m);
 }
@@ -200,6 +216,13 @@ PathId Sender::NextPath() {
   return static_cast<PathId>(next_path_);
 }
 
+int64_t Sender::WireBytesLeft(const OutMessage& m) const {
+  const size_t head = HeadBytes(m.type), room = config_.max_datagram_bytes - head;
+  const uint64_t left = m.data.size() - m.sent_bytes;
+  const uint64_t packets = std::max<uint64_t>((left + room - 1) / room, 1);
+  return static_cast<int64_t>(left + packets * head);
+}
+
 // Cuts the next packet off `message`, and returns its PSN.
 uint64_t Sender::Packetise(OutMessage* m, size_t room) {
   const uint64_t psn = ledger_.Append();
@@ -223,6 +246,9 @@ std::optional<Datagram> Sender::PollNew(Nanos now, std::span<std::byte> head) {
     if (!urgent && !MayTransmit(now)) return std::nullopt;
     OutMessage* m = queue->front();
     const size_t room = config_.max_datagram_bytes - HeadBytes(m->type);
+    const auto next_bytes = static_cast<int64_t>(
+        HeadBytes(m->type) + std::min<uint64_t>(room, m->data.size() - m->sent_bytes));
+    if (!urgent && !credit_.Allows(now, next_bytes, Rto())) return std::nullopt;
     const auto path = PathFor(now, m, room, urgent);
     if (!path) return std::nullopt;
     const uint64_t psn = Packetise(m, room);
@@ -267,6 +293,17 @@ Datagram Sender::Transmit(Nanos now, uint64_t psn, PathId to, std::span<std::byt
   path.flights.push_back({psn, packet.path_seq});
   packet.sent = now;
   packet.state = SentState::kInFlight;
+  const OutMessage& m = *packet.message;
+  if (UsesCredit(m) && (packet.transmissions == 0 || packet.again_wanted)) {
+    if (m.withdrawn) {  // a SKIP, which the receiver does not count
+      credit_.OnVoid(packet.wire_bytes);
+      credit_.OnSettled(packet.wire_bytes);
+    } else {
+      credit_.OnSent(packet.wire_bytes);
+    }
+    packet.credited = !m.withdrawn;
+    packet.again_wanted = false;
+  }
   if (packet.transmissions < std::numeric_limits<uint16_t>::max()) ++packet.transmissions;
   ++path.packets_sent;
   path.inflight_bytes += packet.wire_bytes;
@@ -274,7 +311,6 @@ Datagram Sender::Transmit(Nanos now, uint64_t psn, PathId to, std::span<std::byt
   NoteDelays(path);
   congestion_.OnSent(now, to, packet.wire_bytes);
 
-  const OutMessage& m = *packet.message;
   const Bytes payload = m.withdrawn ? Bytes() : m.data.subspan(packet.offset, packet.payload_bytes);
   wire::Header header;
   header.path = ToInt(packet.path);
@@ -288,6 +324,16 @@ Datagram Sender::Transmit(Nanos now, uint64_t psn, PathId to, std::span<std::byt
   return {packet.path, head.first(head_bytes), payload};
 }
 
+// A packet in flight is given up for lost, and its repetition needs new credit.
+void Sender::WantAgain(SentPacket* packet) {
+  if (!UsesCredit(*packet->message)) return;
+  if (packet->credited) credit_.OnSettled(packet->wire_bytes);
+  packet->credited = false;
+  if (packet->message->withdrawn) return;
+  credit_.OnWanted(packet->wire_bytes);
+  packet->again_wanted = true;
+}
+
 // The one packet that is sent again without being known to be lost, past window and pace: it is the
 // last in flight, and nothing else would ever tell what became of it (RFC 8985 section 7.3).
 std::optional<Datagram> Sender::PollTailProbe(Nanos now, std::span<std::byte> head) {
@@ -298,6 +344,7 @@ std::optional<Datagram> Sender::PollTailProbe(Nanos now, std::span<std::byte> he
   const auto path = ChoosePath(now, ledger_.at(psn).path, true);
   if (!path) return std::nullopt;
   LeaveFlight(ledger_.at(psn));
+  WantAgain(&ledger_.at(psn));  // goes past the credit as well, and is made up for
   ++stats_->tail_probes;
   return Transmit(now, psn, *path, head);
 }
@@ -310,7 +357,9 @@ std::optional<Datagram> Sender::PollLost(Nanos now, std::span<std::byte> head) {
       continue;
     }
     if (!MayTransmit(now)) return std::nullopt;
-    const auto path = ChoosePath(now, ledger_.at(psn).path, false);
+    const SentPacket& packet = ledger_.at(psn);
+    if (packet.again_wanted && !credit_.Allows(now, packet.wire_bytes, Rto())) return std::nullopt;
+    const auto path = ChoosePath(now, packet.path, false);
     if (!path) return std::nullopt;
     lost_.pop_front();
     return Transmit(now, psn, *path, head);
@@ -320,6 +369,7 @@ std::optional<Datagram> Sender::PollLost(Nanos now, std::span<std::byte> head) {
 
 std::optional<Datagram> Sender::PollRepetition(Nanos now, std::span<std::byte> head) {
   paced_until_ = kNever;
+  credit_.BeginPoll();
   if (auto datagram = PollTailProbe(now, head)) return datagram;
   return PollLost(now, head);
 }
@@ -345,6 +395,7 @@ void Sender::Fail(const Status& status) {
   }
   monitor_.Clear();
   tail_probe_.reset();
+  credit_ = SenderCredit(false, 0);
   paced_until_ = kNever;
   free_.clear();
   pool_.clear();
@@ -356,6 +407,10 @@ void Sender::FillStats(ConnectionStats* stats) const {
   stats->rttvar_ns = rtt_.rttvar().count();
   stats->inflight_bytes = inflight_bytes_;
   stats->window_bytes = congestion_.window_bytes();
+  stats->credit_wanted_bytes = credit_.wanted();
+  stats->credit_received_bytes = credit_.granted();
+  stats->credit_used_bytes = credit_.used();
+  stats->credit_void_bytes = credit_.voided();
   const bool own_window = config_.cc_scope == "path" && paths_.size() > 1;
   stats->paths.reserve(paths_.size());
   for (const PathState& path : paths_) {

@@ -20,6 +20,7 @@
 
 #include "csrc/core/congestion.h"
 #include "csrc/core/connection.h"
+#include "csrc/core/credit/sender_credit.h"
 #include "csrc/core/message.h"
 #include "csrc/core/path/path.h"
 #include "csrc/core/path/path_health.h"
@@ -59,7 +60,8 @@ struct OutMessage {
 class Sender final {
  public:
   Sender(const ConnectionConfig& config, Controllers controllers,
-         std::unique_ptr<PathSelector> selector, ConnectionStats* stats, Ring<Event>* events);
+         std::unique_ptr<PathSelector> selector, bool credit, ConnectionStats* stats,
+         Ring<Event>* events);
 
   void Send(const MessageInfo& info, Bytes data, uint64_t token);
   void SendControl(std::string control);
@@ -67,6 +69,7 @@ class Sender final {
   void Cancel(uint64_t token);
 
   void OnGrant(const MessageInfo& theirs, uint32_t receive_id);
+  void OnCredit(const wire::Credit& credit);
   // Returns true when the ACK acknowledged something new.
   bool OnAck(Nanos now, const wire::Ack& ack);
   // An error when a packet was sent too often for nothing.
@@ -83,7 +86,10 @@ class Sender final {
   }
   // Reports every unfinished message with `status` and forgets all.
   void Fail(const Status& status);
-  // For a probe of the peer: the paths in turn.
+  // Whether a request to send is due; its contents are what TakeRequest says.
+  bool RequestDue() const { return credit_.RequestDue(); }
+  wire::Demand TakeRequest() { return credit_.TakeRequest(); }
+  // For a probe of the peer or a request: the paths in turn.
   PathId NextPath();
   // A path that wants a probe.
   std::optional<PathId> TakePathProbe() { return monitor_.TakeProbe(); }
@@ -98,10 +104,13 @@ class Sender final {
   std::optional<Datagram> PollLost(Nanos now, std::span<std::byte> head);
   std::optional<Datagram> PollNew(Nanos now, std::span<std::byte> head);
   std::optional<Datagram> PollTailProbe(Nanos now, std::span<std::byte> head);
+  // What the rest of a message takes of window and credit.
+  int64_t WireBytesLeft(const OutMessage& message) const;
   uint64_t Packetise(OutMessage* message, size_t room);
   Datagram Transmit(Nanos now, uint64_t psn, PathId path, std::span<std::byte> head);
   size_t EncodePacket(const SentPacket& packet, wire::Header header, std::span<std::byte> head,
                       Bytes payload) const;
+  void WantAgain(SentPacket* packet);
   void OnEchoes(Nanos now, const wire::Ack& ack, AckSample* sample);
   void OnPacketAcked(SentPacket& packet, Nanos now, int64_t* acked_bytes);
   void MarkLost(Nanos now, uint64_t psn);
@@ -144,6 +153,7 @@ class Sender final {
   SentLedger ledger_;
   std::vector<PathState> paths_;
   Congestion congestion_;
+  SenderCredit credit_;
   PathMonitor monitor_;
   uint16_t next_path_ = 0;            // of NextPath
   RttEstimator rtt_;                  // of all paths together

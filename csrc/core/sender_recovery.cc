@@ -53,6 +53,8 @@ void Sender::OnPacketAcked(SentPacket& packet, Nanos now, int64_t* acked_bytes) 
     }
   }
   if (too_soon || packet.state == SentState::kLost) ++stats_->spurious_retransmits;
+  if (packet.again_wanted) credit_.OnVoid(packet.wire_bytes);  // not lost after all
+  packet.again_wanted = false;
   packet.state = SentState::kAcked;
   OutMessage* m = packet.message;
   packet.message = nullptr;
@@ -98,6 +100,8 @@ bool Sender::OnAck(Nanos now, const wire::Ack& ack) {
       std::max(eager_consumed_bytes_,
                std::min(static_cast<int64_t>(ack.eager_consumed_bytes), eager_sent_bytes_));
 
+  OnCredit({ack.granted_bytes});
+
   AckSample sample;
   OnEchoes(now, ack, &sample);
   const auto acknowledge = [&](uint64_t psn) {
@@ -139,6 +143,7 @@ void Sender::MarkLost(Nanos now, uint64_t psn) {
   SentPacket& packet = ledger_.at(psn);
   packet.state = SentState::kLost;
   LeaveFlight(packet);
+  WantAgain(&packet);
   PathState& path = paths_[ToInt(packet.path)];
   ++path.packets_lost;
   monitor_.OnLoss(&path, packet.sent);
@@ -187,11 +192,12 @@ Nanos Sender::LossTimer() const {
 
 Nanos Sender::NextTimeout() const {
   const Nanos probe = Outstanding() ? monitor_.NextProbe() : kNever;
-  return std::min({LossTimer(), paced_until_, probe});
+  return std::min({LossTimer(), paced_until_, probe, credit_.NextTimeout()});
 }
 
 Status Sender::OnTimeout(Nanos now) {
   if (paced_until_ <= now) paced_until_ = kNever;  // the next poll sends
+  credit_.OnTimeout(now);
   if (Outstanding()) monitor_.QueueDueProbes(now);
   if (now < LossTimer()) return Status::Ok();
   if (now >= timer_start_ + Rto()) return OnRetransmissionTimeout(now);

@@ -18,8 +18,8 @@ namespace {
 
 // Changes whenever two builds could not talk: packet formats of csrc/wire, the engine's own control
 // messages, the derivation of keys below.
-constexpr std::string_view kVersion = "uccl/2";
-static_assert(wire::kVersion == 2, "a new packet format needs a new kVersion here");
+constexpr std::string_view kVersion = "uccl/3";
+static_assert(wire::kVersion == 3, "a new packet format needs a new kVersion here");
 
 struct Field {
   std::string_view key;
@@ -31,6 +31,7 @@ constexpr std::array kFields = {
     Field{"receive", &Hello::receive_buffer_bytes},
     Field{"eager", &Hello::eager_max_bytes},
     Field{"eager_buffer", &Hello::eager_buffer_bytes},
+    Field{"credit_initial", &Hello::credit_initial_bytes},
 };
 
 Status Malformed(const std::string& text, const std::string& what) {
@@ -59,7 +60,8 @@ uint64_t PairHash(uint64_t session, ProcessId from, ProcessId to, std::string_vi
 
 std::string EncodeHello(const Hello& hello) {
   std::string text(kVersion);
-  text += " backend=" + hello.backend + " at=" + hello.nic_address;
+  text += " backend=" + hello.backend + " at=" + hello.nic_address +
+          " credit=" + hello.receiver_scheduler;
   for (const Field& field : kFields) {
     text += " ";
     text += field.key;
@@ -79,6 +81,7 @@ Result<Hello> DecodeHello(const std::string& text) {
                              "; install the same version of jax_uccl everywhere");
   }
   Hello hello;
+  hello.receiver_scheduler.clear();
   std::array<bool, kFields.size()> seen{};
   while (!rest.empty()) {
     const std::string_view word = NextWord(&rest);
@@ -87,6 +90,7 @@ Result<Hello> DecodeHello(const std::string& text) {
     const std::string_view key = word.substr(0, equals), value = word.substr(equals + 1);
     if (key == "backend") hello.backend = value;
     if (key == "at") hello.nic_address = value;
+    if (key == "credit") hello.receiver_scheduler = value;
     for (size_t i = 0; i < kFields.size(); ++i) {
       if (key != kFields[i].key) continue;
       int64_t number = 0;
@@ -100,6 +104,7 @@ Result<Hello> DecodeHello(const std::string& text) {
   }
   if (hello.backend.empty() || hello.nic_address.empty())
     return Malformed(text, "lacks an address");
+  if (hello.receiver_scheduler.empty()) return Malformed(text, "lacks credit");
   for (size_t i = 0; i < kFields.size(); ++i) {
     if (!seen[i]) return Malformed(text, "lacks " + std::string(kFields[i].key));
   }
@@ -112,6 +117,16 @@ bool UsesEcn(const Config& config) {
     if (config.congestion_control == row.name) return config.ecn != 0 && row.signals.ecn;
   }
   return false;
+}
+
+core::CreditParams MakeCreditParams(const Config& config, const Hello& mine) {
+  constexpr int64_t kDatagramsPerCredit = 4;
+  core::CreditParams params;
+  params.rate_bytes_per_s = config.line_rate_mbps * 1'000'000 / 8;
+  params.quantum_bytes = config.credit_quantum_bytes > 0
+                             ? config.credit_quantum_bytes
+                             : kDatagramsPerCredit * mine.max_datagram_bytes;
+  return params;
 }
 
 core::ConnectionConfig MakeConnectionConfig(const Config& config, const Hello& mine,
@@ -131,6 +146,7 @@ core::ConnectionConfig MakeConnectionConfig(const Config& config, const Hello& m
       static_cast<uint16_t>(std::clamp<int64_t>(std::min(mine.paths, theirs.paths), 1, 65535));
   // Ends that were configured differently meet at the smaller value, which both can bear.
   c.eager_max_bytes = std::min(mine.eager_max_bytes, theirs.eager_max_bytes);
+  c.credit_initial_bytes = std::min(mine.credit_initial_bytes, theirs.credit_initial_bytes);
   c.eager_buffer_bytes = std::min(mine.eager_buffer_bytes, theirs.eager_buffer_bytes);
 
   // All others may send to the peer at the same moment (an all-to-all does), so each gets an equal

@@ -9,6 +9,7 @@
 #include "csrc/base/status.h"
 #include "csrc/base/types.h"
 #include "csrc/core/connection.h"
+#include "csrc/core/credit/receiver_scheduler.h"
 
 namespace uccl::engine {
 
@@ -21,10 +22,12 @@ struct Hello {
   int64_t receive_buffer_bytes = 0;  // what this end's device keeps, shared by all who send to it
   int64_t eager_max_bytes = 0;
   int64_t eager_buffer_bytes = 0;  // kept per peer
+  int64_t credit_initial_bytes = 0;
+  std::string receiver_scheduler = "none";  // row of the registry in core/credit; alike on all
   bool operator==(const Hello&) const = default;
 };
 
-// `uccl/2 backend=udp at=127.0.0.1:4001,4002 paths=2 ...`: one line of printable text.
+// `uccl/3 backend=udp at=127.0.0.1:4001,4002 paths=2 ...`: one line of printable text.
 std::string EncodeHello(const Hello& hello);
 // kProtocol for another wire version, kInvalidArgument for a text that is none.
 Result<Hello> DecodeHello(const std::string& text);
@@ -32,6 +35,9 @@ Result<Hello> DecodeHello(const std::string& text);
 // Whether packets may ask for marks instead of drops: only where somebody reacts to marks (RFC 3168
 // section 6.1 demands it), and the setting allows it.
 bool UsesEcn(const Config& config);
+
+// Of this process as a receiver.
+core::CreditParams MakeCreditParams(const Config& config, const Hello& mine);
 
 // A pair of processes of one start of the job.
 struct LinkIdentity {

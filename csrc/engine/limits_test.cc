@@ -19,6 +19,8 @@ Hello SomeHello() {
   h.receive_buffer_bytes = 6'000'000;
   h.eager_max_bytes = 16384;
   h.eager_buffer_bytes = 1 << 20;
+  h.credit_initial_bytes = 30000;
+  h.receiver_scheduler = "eqds";
   return h;
 }
 
@@ -45,7 +47,7 @@ TEST(Hello, Decode_OtherVersionIsNamed) {
   ASSERT_FALSE(r.ok());
   EXPECT_EQ(r.status().code, StatusCode::kProtocol);
   EXPECT_NE(r.status().detail.find("uccl/9"), std::string::npos);
-  EXPECT_NE(r.status().detail.find("uccl/2"), std::string::npos);
+  EXPECT_NE(r.status().detail.find("uccl/3"), std::string::npos);
 }
 
 TEST(Hello, Decode_UnknownFieldsArePassedOver) {
@@ -56,8 +58,8 @@ TEST(Hello, Decode_UnknownFieldsArePassedOver) {
 
 TEST(Hello, Decode_EveryFieldIsNeeded) {
   const std::string text = EncodeHello(SomeHello());
-  for (const char* key :
-       {"backend", "at", "paths", "datagram", "receive", "eager", "eager_buffer"}) {
+  for (const char* key : {"backend", "at", "paths", "datagram", "receive", "eager", "eager_buffer",
+                          "credit", "credit_initial"}) {
     std::string cut = text;
     const size_t begin = cut.find(" " + std::string(key) + "=");
     ASSERT_NE(begin, std::string::npos) << key;

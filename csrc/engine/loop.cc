@@ -36,6 +36,8 @@ Hello MakeHello(const Config& config, const nic::NicBackend& nic) {
   hello.receive_buffer_bytes = c.receive_buffer_bytes;
   hello.eager_max_bytes = config.eager_max_bytes;
   hello.eager_buffer_bytes = config.eager_buffer_bytes;
+  hello.credit_initial_bytes = config.credit_initial_bytes;
+  hello.receiver_scheduler = config.receiver_scheduler;
   return hello;
 }
 
@@ -74,6 +76,7 @@ bool Loop::Turn(Nanos now) {
   worked |= Receive(now);
   worked |= ReadFaults(now);
   worked |= FireTimers(now);
+  worked |= GrantCredits(now);
   DeliverEvents(now);
   worked |= Transmit(now);
   // Events that transmitting caused, such as a failure noticed there, come with the next turn,
@@ -92,9 +95,8 @@ void Loop::Sleep(Nanos now) {
 
 Nanos Loop::NextTimeout() const {
   Nanos next = stage_ == Stage::kOpen ? kNever : std::min(shutdown_deadline_, stage_deadline_);
-  for (const auto& link : links_) {
-    if (link != nullptr) next = std::min(next, link->NextTimeout());
-  }
+  if (scheduler_ != nullptr) next = std::min(next, scheduler_->NextGrant());
+  if (timers_ != nullptr) next = std::min(next, timers_->Next());
   return next;
 }
 
@@ -127,11 +129,32 @@ bool Loop::ReadFaults(Nanos now) {
 }
 
 bool Loop::FireTimers(Nanos now) {
+  if (timers_ == nullptr) return false;
+  expired_.clear();
+  timers_->Expire(now, &expired_);
   bool any = false;
-  for (const auto& link : links_) {
-    if (link == nullptr || link->NextTimeout() > now) continue;
+  for (const size_t id : expired_) {
+    PeerLink* link = links_[id].get();
+    if (link->NextTimeout() > now) {
+      SetTimer(*link);
+      continue;
+    }
     link->OnTimeout(now);
-    Touch(link.get());
+    Touch(link);
+    any = true;
+  }
+  return any;
+}
+
+void Loop::SetTimer(const PeerLink& link) {
+  timers_->Set(static_cast<size_t>(ToInt(link.id())), link.NextTimeout());
+}
+
+bool Loop::GrantCredits(Nanos now) {
+  if (scheduler_ == nullptr) return false;
+  bool any = false;
+  while (const core::CreditFlow* flow = scheduler_->Grant(now)) {
+    Touch(links_[flow->owner].get());
     any = true;
   }
   return any;
@@ -152,7 +175,10 @@ void Loop::DeliverEvents(Nanos now) {
 bool Loop::Transmit(Nanos now) {
   if (batch_.stalled()) {
     const bool taken = batch_.Flush(nic_.get());
-    if (batch_.stalled()) return taken;
+    if (batch_.stalled()) {
+      for (const PeerLink* link : touched_) SetTimer(*link);
+      return taken;
+    }
   }
   bool sent = false;
   for (int round = 0; round < kBatchesPerTurn && !touched_.empty() && !batch_.stalled(); ++round) {
@@ -170,6 +196,7 @@ bool Loop::Transmit(Nanos now) {
         }
         batch_.Add(link->handle(), *datagram);
       }
+      SetTimer(*link);
       if (exhausted) {
         is_touched_[static_cast<size_t>(ToInt(link->id()))] = 0;
         touched_.erase(touched_.begin() + static_cast<ptrdiff_t>(round_robin_));
@@ -179,6 +206,8 @@ bool Loop::Transmit(Nanos now) {
     }
     sent |= batch_.Flush(nic_.get());
   }
+  // Those whose turn did not come may have been touched by something that moved their deadline.
+  for (const PeerLink* link : touched_) SetTimer(*link);
   return sent;
 }
 

@@ -1,6 +1,8 @@
 // The engine thread: one turn after the other until shutdown is complete.
 //
-//   turn: commands -> datagrams in -> faults -> timers -> events to the sink -> datagrams out
+//   turn: commands -> datagrams in -> faults -> timers -> credits -> events to the sink ->
+//   datagrams
+//         out
 //   idle: turns without work for spin_us, then sleep until a datagram, a command or the next timer
 //
 // Owned by Engine. Run() and everything it calls belong to the engine thread, which is the only one
@@ -15,10 +17,12 @@
 #include "csrc/base/config.h"
 #include "csrc/base/status.h"
 #include "csrc/base/types.h"
+#include "csrc/core/credit/receiver_scheduler.h"
 #include "csrc/engine/command.h"
 #include "csrc/engine/engine.h"
 #include "csrc/engine/limits.h"
 #include "csrc/engine/peer_link.h"
+#include "csrc/engine/timing_wheel.h"
 #include "csrc/engine/transmit_batch.h"
 #include "csrc/nic/nic_backend.h"
 
@@ -72,9 +76,12 @@ class Loop final {
   bool Receive(Nanos now);
   bool ReadFaults(Nanos now);
   bool FireTimers(Nanos now);
+  bool GrantCredits(Nanos now);
   void DeliverEvents(Nanos now);
   bool Transmit(Nanos now);
   void Touch(PeerLink* link);
+  // After whatever may have moved the link's deadline.
+  void SetTimer(const PeerLink& link);
 
   void StepShutdown(Nanos now);
   void FinishShutdown(Nanos now);
@@ -85,10 +92,13 @@ class Loop final {
   CommandQueue* const queue_;
   Hello hello_;
 
+  std::unique_ptr<core::ReceiverScheduler> scheduler_;  // outlives the links; null: none
   std::vector<std::unique_ptr<PeerLink>>
       links_;  // by process; null for this one; empty before Connect
   std::unordered_map<uint64_t, PeerLink*> by_key_;
   std::vector<PeerLink*> by_handle_;
+  std::unique_ptr<TimingWheel> timers_;  // by process; null before Connect
+  std::vector<size_t> expired_;          // scratch of FireTimers
   std::vector<Command> commands_;        // taken from the queue, kept for its memory
   std::vector<Command> before_connect_;  // messages that wait for Connect
   std::vector<PeerLink*> touched_;       // may have events or datagrams; each once

@@ -4,6 +4,7 @@
 #include <utility>
 #include <variant>
 
+#include "csrc/core/credit/registry.h"
 #include "csrc/engine/loop.h"
 
 namespace uccl::engine {
@@ -123,7 +124,7 @@ void Loop::Handle(Nanos now, ConnectCommand& c) {
   }
 }
 
-Status Loop::Connect(Nanos, const ConnectCommand& c) {
+Status Loop::Connect(Nanos now, const ConnectCommand& c) {
   if (!links_.empty()) {
     return Status::Error(StatusCode::kInvalidArgument, "the engine is connected already");
   }
@@ -133,6 +134,9 @@ Status Loop::Connect(Nanos, const ConnectCommand& c) {
                          "process " + std::to_string(ToInt(c.self)) + " is not one of the " +
                              std::to_string(c.addresses.size()) + " that gave an address");
   }
+  auto scheduler =
+      core::MakeReceiverScheduler(config_.receiver_scheduler, MakeCreditParams(config_, hello_));
+  if (!scheduler.ok()) return scheduler.status();
   std::vector<std::unique_ptr<PeerLink>> links(c.addresses.size());
   std::vector<PeerLink*> by_handle = by_handle_;
   std::unordered_map<uint64_t, PeerLink*> by_key;
@@ -151,12 +155,20 @@ Status Loop::Connect(Nanos, const ConnectCommand& c) {
                                      theirs.value().backend + "\", this one \"" + hello_.backend +
                                      "\"; set backend (JAX_UCCL_BACKEND) alike everywhere"));
     }
+    if (theirs.value().receiver_scheduler != hello_.receiver_scheduler) {
+      return named(Status::Error(
+          StatusCode::kInvalidArgument,
+          "process " + std::to_string(i) + " has receiver_scheduler \"" +
+              theirs.value().receiver_scheduler + "\", this one \"" + hello_.receiver_scheduler +
+              "\"; set receiver_scheduler (JAX_UCCL_RECEIVER_SCHEDULER) alike everywhere"));
+    }
     Result<nic::PeerHandle> handle = nic_->AddPeer(theirs.value().nic_address);
     if (!handle.ok()) return named(handle.status());
     const LinkIdentity identity{c.session, c.self, peer, static_cast<int64_t>(c.addresses.size())};
     const core::ConnectionConfig settings = MakeConnectionConfig(
         config_, hello_, theirs.value(), identity, nic_->MaxDatagramBytes(handle.value()));
-    Result<std::unique_ptr<core::Connection>> connection = core::Connection::Make(settings);
+    Result<std::unique_ptr<core::Connection>> connection =
+        core::Connection::Make(settings, {scheduler.value().get(), i});
     if (!connection.ok()) return named(connection.status());
     links[i] =
         std::make_unique<PeerLink>(peer, handle.value(), std::move(connection.value()), sink_);
@@ -168,10 +180,12 @@ Status Loop::Connect(Nanos, const ConnectCommand& c) {
     by_handle.resize(std::max<size_t>(by_handle.size(), handle.value() + size_t{1}), nullptr);
     by_handle[handle.value()] = links[i].get();
   }
+  scheduler_ = std::move(scheduler.value());
   links_ = std::move(links);
   by_key_ = std::move(by_key);
   by_handle_ = std::move(by_handle);
   is_touched_.assign(links_.size(), 0);
+  timers_ = std::make_unique<TimingWheel>(links_.size(), now);
   touched_.reserve(links_.size());
   return Status::Ok();
 }

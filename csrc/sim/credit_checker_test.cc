@@ -19,7 +19,8 @@ class CreditCheckerTest : public ::testing::Test {
     eager.description.size_bytes = size;
     eager.message_id = message;
     eager.offset = offset;
-    credit.OnSent(Nanos(1), end, Bytes(out).first(wire::EncodeEager({}, eager, {}, out)));
+    const size_t bytes = wire::EncodeEager({.psn = psn++}, eager, {}, out);
+    credit.OnSent(Nanos(1), end, Bytes(out).first(bytes), bytes);
   }
   void DeliverAck(uint32_t end, uint64_t consumed) {
     wire::Ack ack;
@@ -27,9 +28,10 @@ class CreditCheckerTest : public ::testing::Test {
     credit.OnArrived(Nanos(2), end, Bytes(out).first(wire::EncodeAck({}, ack, out)));
   }
   std::array<std::byte, wire::kMaxAckBytes> out{};
+  uint32_t psn = 0xffff'fffe;  // wraps around
   Contents contents{1, 1};
   Checker checker{&contents};
-  CreditChecker credit{1000, &checker};
+  CreditChecker credit{{.eager_buffer_bytes = 1000}, &checker};
 };
 
 TEST_F(CreditCheckerTest, SilentWithinTheBuffer) {
@@ -62,6 +64,62 @@ TEST_F(CreditCheckerTest, FiresOnAnAckThatContradictsItself) {
   wire::Ack ack;
   const size_t bytes = wire::EncodeAck({}, ack, out);
   credit.OnArrived(Nanos(2), 0, Bytes(out).first(bytes - 1));
+  EXPECT_EQ(checker.violations(), 1u);
+}
+
+// 500 bytes may be sent unasked; a data packet without payload has 40.
+class ReceiverCreditTest : public CreditCheckerTest {
+ protected:
+  void SendData(uint32_t with_psn, size_t bytes) {
+    const size_t head = wire::EncodeData({.psn = with_psn}, {}, {}, out);
+    driven.OnSent(Nanos(1), 0, Bytes(out).first(head), bytes);
+  }
+  void DeliverCredit(uint64_t granted) {
+    driven.OnArrived(Nanos(1), 0, Bytes(out).first(wire::EncodeCredit({}, {granted}, out)));
+  }
+  void DeliverDemand(uint64_t wanted) {
+    driven.OnArrived(Nanos(1), 0, Bytes(out).first(wire::EncodeDemand({}, {wanted, 0}, out)));
+  }
+  void SendCredit(uint64_t granted) {
+    const size_t bytes = wire::EncodeCredit({}, {granted}, out);
+    driven.OnSent(Nanos(1), 0, Bytes(out).first(bytes), bytes);
+  }
+  CreditChecker driven{{.eager_buffer_bytes = 1000, .receiver_driven = true, .initial_bytes = 500},
+                       &checker};
+};
+
+TEST_F(ReceiverCreditTest, SilentWhenWhatIsSentWasGranted) {
+  SendData(0xffff'ffff, 500);
+  DeliverCredit(1500);
+  DeliverCredit(700);  // overtaken
+  SendData(0, 600);
+  SendData(0xffff'ffff, 500);  // sent again
+  SendData(1, 400);
+  DeliverDemand(5000);
+  DeliverDemand(1000);
+  SendCredit(5500);
+  EXPECT_EQ(checker.violations(), 0u);
+}
+
+TEST_F(ReceiverCreditTest, FiresOnBytesThatNobodyGranted) {
+  SendData(7, 501);
+  ASSERT_EQ(checker.violations(), 1u);
+  EXPECT_NE(checker.kept()[0].find("bytes sent is 501, limit 500"), std::string::npos);
+  DeliverCredit(600);
+  SendData(8, 100);
+  EXPECT_EQ(checker.violations(), 2u);
+}
+
+TEST_F(ReceiverCreditTest, FiresOnCreditThatNobodyAskedFor) {
+  DeliverDemand(1000);
+  SendCredit(1501);
+  ASSERT_EQ(checker.violations(), 1u);
+  EXPECT_NE(checker.kept()[0].find("granted is 1501, limit 1500"), std::string::npos);
+}
+
+TEST_F(ReceiverCreditTest, FiresOnCreditWhereThereIsNone) {
+  const size_t bytes = wire::EncodeCredit({}, {1}, out);
+  credit.OnSent(Nanos(1), 0, Bytes(out).first(bytes), bytes);
   EXPECT_EQ(checker.violations(), 1u);
 }
 

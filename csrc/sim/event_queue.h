@@ -19,6 +19,7 @@ enum class EventType : uint8_t {
   kReceive,     // a host gets round to a packet
   kNicReady,    // a host's NIC can take the next datagram
   kTimer,       // of a connection's end
+  kCredit,      // a host may grant the next credit
   kStartFlow,   // of the workload
   kFaultBegin,  // of the fault plan
   kFaultEnd,

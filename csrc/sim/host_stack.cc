@@ -24,7 +24,12 @@ HostStack::HostStack(const TransportSpec& transport, const HostSpec& host, uint6
       network_(network),
       events_(events),
       contents_(contents),
-      nics_(network->fabric().num_hosts()) {}
+      nics_(network->fabric().num_hosts()) {
+  for (Nic& nic : nics_) {
+    nic.scheduler = std::move(
+        core::MakeReceiverScheduler(transport.receiver_scheduler, transport.credit).value());
+  }
+}
 
 Result<EndId> HostStack::EndOf(uint32_t host, uint32_t peer, uint32_t lane) {
   if (const auto it = first_end_.find(PairKey(host, peer)); it != first_end_.end()) {
@@ -55,7 +60,7 @@ Result<EndId> HostStack::MakeEnd(uint32_t host, uint32_t peer, uint32_t lane) {
   config.initial_send_psn = static_cast<uint32_t>(direction(host, peer, 2));
   config.initial_recv_psn = static_cast<uint32_t>(direction(peer, host, 2));
   config.seed = direction(host, peer, 3);
-  auto made = core::Connection::Make(config);
+  auto made = core::Connection::Make(config, {nics_[host].scheduler.get(), ends_.size()});
   if (!made.ok()) return made.status();
   End end;
   end.connection = std::move(made.value());
@@ -149,6 +154,26 @@ void HostStack::SetTimer(Nanos now, EndId id) {
   events_->Push(end.timer_at, EventType::kTimer, id);
 }
 
+// ---- credits ----
+
+void HostStack::OnCredit(Nanos now, uint32_t host) {
+  if (now != nics_[host].credit_at) return;  // an earlier one took its place
+  nics_[host].credit_at = kNever;
+  GrantCredits(now, host);
+}
+
+void HostStack::GrantCredits(Nanos now, uint32_t host) {
+  Nic& nic = nics_[host];
+  if (nic.scheduler == nullptr) return;
+  while (const core::CreditFlow* flow = nic.scheduler->Grant(now)) {
+    Touch(static_cast<EndId>(flow->owner));
+  }
+  const Nanos next = nic.scheduler->NextGrant();
+  if (next >= nic.credit_at) return;
+  nic.credit_at = next;
+  events_->Push(next, EventType::kCredit, host);
+}
+
 // ---- departures ----
 
 void HostStack::OnNicReady(Nanos now, uint32_t host) {
@@ -170,6 +195,7 @@ void HostStack::Settle(Nanos now) {
       nics_[end.host].ready.push_back(id);
     }
     SetTimer(now, id);
+    GrantCredits(now, end.host);
     Pump(now, end.host);
   }
 }
@@ -215,7 +241,7 @@ void HostStack::Transmit(Nanos now, EndId id, const core::Datagram& datagram) {
   } else {
     p.head.insert(p.head.end(), datagram.payload.begin(), datagram.payload.end());
   }
-  if (tap_ != nullptr) tap_->OnSent(now, id, p.head);
+  if (tap_ != nullptr) tap_->OnSent(now, id, p.head, p.wire_bytes - kFramingBytes);
   network_->Send(now, packet);
 }
 

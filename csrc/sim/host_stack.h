@@ -19,6 +19,7 @@
 #include "csrc/base/status.h"
 #include "csrc/base/types.h"
 #include "csrc/core/connection.h"
+#include "csrc/core/credit/registry.h"
 #include "csrc/core/ring.h"
 #include "csrc/sim/contents.h"
 #include "csrc/sim/datagram_tap.h"
@@ -30,6 +31,8 @@ namespace uccl::sim {
 struct TransportSpec {
   uint32_t lanes = 1;             // connections per pair of hosts
   core::ConnectionConfig config;  // keys, numbers and seed are set per end
+  std::string receiver_scheduler = "none";
+  core::CreditParams credit;  // of each host
 };
 struct HostSpec {
   Nanos per_datagram_send{0}, per_datagram_receive{0};  // processor time
@@ -63,6 +66,7 @@ class HostStack final {
   void OnReceive(Nanos now, uint32_t packet);
   void OnTimer(Nanos now, EndId end);
   void OnNicReady(Nanos now, uint32_t host);
+  void OnCredit(Nanos now, uint32_t host);
   // After each event of the queue: events of the connections that were touched, and their
   // datagrams.
   void Settle(Nanos now);
@@ -70,6 +74,7 @@ class HostStack final {
   size_t num_ends() const { return ends_.size(); }
   const core::Connection& connection(EndId end) const { return *ends_[end].connection; }
   uint32_t peer_of(EndId end) const { return ends_[end].peer; }
+  EndId other_of(EndId end) const { return ends_[end].other; }
   uint32_t host_of(EndId end) const { return ends_[end].host; }
   // Datagrams handed to a connection with a flipped bit.
   uint64_t corrupted_delivered() const { return corrupted_delivered_; }
@@ -93,12 +98,16 @@ class HostStack final {
     bool scheduled = false;  // a kNicReady event is
     Nanos processor_free{0};
     uint32_t waiting = 0;  // datagrams that came and wait for the processor
+    std::unique_ptr<core::ReceiverScheduler> scheduler;  // or null
+    Nanos credit_at = kNever;  // the earliest kCredit event that is scheduled
   };
 
   Result<EndId> MakeEnd(uint32_t host, uint32_t peer, uint32_t lane);
   void Touch(EndId end);
   void Deliver(Nanos now, uint32_t packet);
   void SetTimer(Nanos now, EndId end);
+  // Hands out the credits that are due.
+  void GrantCredits(Nanos now, uint32_t host);
   void Pump(Nanos now, uint32_t host);
   void Transmit(Nanos now, EndId end, const core::Datagram& datagram);
 
@@ -111,10 +120,10 @@ class HostStack final {
   Sink sink_;
   DatagramTap* tap_ = nullptr;
 
-  std::deque<End> ends_;  // grows while references are held
+  std::vector<Nic> nics_;  // before the connections, which know their host's scheduler
+  std::deque<End> ends_;   // grows while references are held
   std::unordered_map<uint64_t, EndId>
       first_end_;  // of (host, peer): the others follow, lane by lane
-  std::vector<Nic> nics_;
   core::Ring<EndId> touched_;
   std::vector<std::byte> datagram_;  // scratch: header and payload in one piece
   uint64_t receive_ring_drops_ = 0, corrupted_delivered_ = 0;

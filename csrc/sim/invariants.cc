@@ -25,6 +25,20 @@ void CheckBounds(Nanos now, const core::ConnectionStats& stats, const Connection
                   "early bytes that a connection keeps");
 }
 
+void CheckCredit(Nanos now, const core::ConnectionStats& sender,
+                 const core::ConnectionStats& receiver, const CreditLimits& limits,
+                 Checker* checker) {
+  checker->AtMost(now, sender.credit_received_bytes, receiver.credit_granted_bytes,
+                  "credit that a sender received");
+  checker->AtMost(now, sender.credit_used_bytes,
+                  sender.credit_received_bytes +
+                      static_cast<int64_t>(sender.tail_probes) * limits.datagram_bytes,
+                  "credit that a sender used");
+  checker->AtMost(now, receiver.credit_granted_bytes,
+                  sender.credit_wanted_bytes + limits.initial_bytes,
+                  "credit that a receiver granted");
+}
+
 void CheckIntegrity(Nanos now, const Refusals& refusals, Checker* checker) {
   checker->Require(now, refusals.refused == refusals.corrupted,
                    std::to_string(refusals.corrupted) + " datagrams were corrupted, but " +

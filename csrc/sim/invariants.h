@@ -20,6 +20,16 @@ struct ConnectionLimits {
 void CheckBounds(Nanos now, const core::ConnectionStats& stats, const ConnectionLimits& limits,
                  Checker* checker);
 
+// Conservation of receiver-driven credit, as both ends of a connection report it; what is on the
+// wire is credit_checker.h's.
+struct CreditLimits {
+  int64_t initial_bytes = 0;   // granted before any request
+  int64_t datagram_bytes = 0;  // of a tail-loss probe, which needs no credit
+};
+void CheckCredit(Nanos now, const core::ConnectionStats& sender,
+                 const core::ConnectionStats& receiver, const CreditLimits& limits,
+                 Checker* checker);
+
 // What all connections said at the end, against what the hosts did to them.
 struct Refusals {
   uint64_t corrupted = 0;  // datagrams handed over with a flipped bit

@@ -44,6 +44,31 @@ TEST_F(InvariantsTest, FiresOnAConnectionThatKeepsTooMuch) {
   EXPECT_NE(Last().find("negative"), std::string::npos);
 }
 
+TEST_F(InvariantsTest, FiresOnCreditFromNowhereAndOnCreditSpentTwice) {
+  const CreditLimits credit{.initial_bytes = 100, .datagram_bytes = 10};
+  core::ConnectionStats sender, receiver;
+  sender.credit_wanted_bytes = 1000;
+  receiver.credit_granted_bytes = 1100;
+  sender.credit_received_bytes = 900;
+  sender.credit_used_bytes = 920;
+  sender.tail_probes = 2;
+  CheckCredit(Nanos(1), sender, receiver, credit, &checker);
+  EXPECT_EQ(checker.violations(), 0u) << Last();
+  sender.credit_used_bytes = 921;
+  CheckCredit(Nanos(1), sender, receiver, credit, &checker);
+  EXPECT_EQ(checker.violations(), 1u);
+  EXPECT_NE(Last().find("used"), std::string::npos);
+  receiver.credit_granted_bytes = 1101;
+  sender.credit_used_bytes = 0;
+  CheckCredit(Nanos(1), sender, receiver, credit, &checker);
+  EXPECT_EQ(checker.violations(), 2u);
+  EXPECT_NE(Last().find("granted"), std::string::npos);
+  receiver.credit_granted_bytes = 899;
+  CheckCredit(Nanos(1), sender, receiver, credit, &checker);
+  EXPECT_EQ(checker.violations(), 3u);
+  EXPECT_NE(Last().find("received"), std::string::npos);
+}
+
 TEST_F(InvariantsTest, FiresOnDamageThatWentUnnoticedAndOnDamageThatWasNone) {
   CheckIntegrity(Nanos(1), {.corrupted = 3, .refused = 3}, &checker);
   EXPECT_EQ(checker.violations(), 0u);

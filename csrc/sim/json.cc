@@ -153,6 +153,8 @@ std::string ToJson(const Settings& settings, const Report& r) {
   UCCL_FIELD(bad_checksum);
   UCCL_FIELD(timeouts);
   UCCL_FIELD(acks_sent);
+  UCCL_FIELD(credits_sent);
+  UCCL_FIELD(requests_to_send);
 #undef UCCL_FIELD
   w.Close();
   w.Close();

@@ -68,6 +68,15 @@ Result<TransportSpec> Transport(const Settings& s, int64_t window, Nanos base_rt
   config.path_policy = s.path_policy;
   // Nobody dies here; liveness is the checker's to judge.
   config.peer_silence = std::chrono::seconds(100'000);
+  config.credit_initial_bytes = s.credit_initial_bytes;
+  transport.receiver_scheduler = s.receiver_scheduler;
+  transport.credit.rate_bytes_per_s = HostLink(s).bits_per_s / 8;
+  transport.credit.quantum_bytes =
+      s.credit_quantum_bytes > 0 ? s.credit_quantum_bytes : 2 * s.datagram_bytes;
+  const double bdp = s.host_gbps / 8 * static_cast<double>(base_rtt.count());
+  transport.credit.pipe_bytes =
+      s.credit_pipe_bytes > 0 ? s.credit_pipe_bytes
+                              : static_cast<int64_t>(bdp) + 4 * transport.credit.quantum_bytes;
   if (s.transport == "spray") {
     config.num_paths = static_cast<uint16_t>(s.paths);
   } else if (s.transport == "single" || s.transport == "bundle") {
@@ -80,6 +89,10 @@ Result<TransportSpec> Transport(const Settings& s, int64_t window, Nanos base_rt
                          "unknown transport `" + s.transport + "`; known: spray, single, bundle");
   }
   // A wrong name is found before the run.
+  if (const auto made = core::MakeReceiverScheduler(s.receiver_scheduler, transport.credit);
+      !made.ok()) {
+    return made.status();
+  }
   if (const auto made = core::Connection::Make(config); !made.ok()) return made.status();
   return transport;
 }
@@ -96,7 +109,10 @@ class Run final {
         faults_(MakeFaultPlan(Faults(settings), fabric_)),
         contents_(Seed(Stream::kContents), static_cast<uint64_t>(settings.segment_bytes)),
         checker_(&contents_),
-        credit_checker_(transport.config.eager_buffer_bytes, &checker_),
+        credit_checker_({.eager_buffer_bytes = transport.config.eager_buffer_bytes,
+                         .receiver_driven = transport.receiver_scheduler != "none",
+                         .initial_bytes = transport.config.credit_initial_bytes},
+                        &checker_),
         network_(&fabric_, HostLink(settings), CoreLink(settings), Seed(Stream::kNetwork),
                  &events_),
         hosts_(transport, Host(settings), Seed(Stream::kHosts), &network_, &events_, &contents_),
@@ -190,6 +206,9 @@ void Run::Handle(const ScheduledEvent& event) {
     case EventType::kTimer:
       hosts_.OnTimer(now_, event.id);
       break;
+    case EventType::kCredit:
+      hosts_.OnCredit(now_, event.id);
+      break;
     case EventType::kStartFlow:
       application_.OnStartFlow(now_, event.id);
       break;
@@ -220,9 +239,15 @@ void Run::Sample() {
 
 void Run::CheckEnd(EndId end) {
   const core::ConnectionConfig& config = transport_.config;
-  CheckBounds(now_, hosts_.connection(end).stats(),
+  const core::ConnectionStats stats = hosts_.connection(end).stats();
+  CheckBounds(now_, stats,
               {.window_bytes = config.window_bytes,
                .eager_buffer_bytes = config.eager_buffer_bytes,
+               .datagram_bytes = settings_.datagram_bytes},
+              &checker_);
+  if (transport_.receiver_scheduler == "none") return;
+  CheckCredit(now_, stats, hosts_.connection(hosts_.other_of(end)).stats(),
+              {.initial_bytes = config.credit_initial_bytes,
                .datagram_bytes = settings_.datagram_bytes},
               &checker_);
 }
@@ -331,6 +356,8 @@ Report Run::MakeReport() {
     r.transport.bad_checksum += s.bad_checksum;
     r.transport.timeouts += s.timeouts;
     r.transport.acks_sent += s.acks_sent;
+    r.transport.credits_sent += s.credits_sent;
+    r.transport.requests_to_send += s.requests_to_send;
   }
   r.hosts = fabric_.num_hosts();
   r.switches = static_cast<uint32_t>(fabric_.switches().size());
@@ -359,6 +386,7 @@ Result<Report> Simulate(const Settings& s, const ProgressFn& progress) {
   workload_spec.fan_in = static_cast<uint32_t>(s.fan_in);
   workload_spec.rounds = static_cast<uint32_t>(s.rounds);
   workload_spec.load = s.load;
+  workload_spec.cross_load = s.cross_load;
   workload_spec.host_bits_per_s = s.host_gbps * 1e9;
   workload_spec.skew = s.skew;
   workload_spec.top_k = static_cast<uint32_t>(s.top_k);

@@ -86,6 +86,40 @@ TEST(Simulator, EveryTransportWithEveryCongestionControllerCompletes) {
   }
 }
 
+TEST(Simulator, ReceiverCreditsServeEveryWorkload) {
+  for (const WorkloadRow& row : Workloads()) {
+    for (const char* initial : {"0", "20000"}) {
+      SCOPED_TRACE(std::string(row.name) + " " + initial);
+      Values values = Base("fat_tree", row.name);
+      values["receiver_scheduler"] = "eqds";
+      values["credit_initial_bytes"] = initial;
+      const Report report = MustRun(values);
+      ExpectClean(report);
+      EXPECT_GT(report.transport.requests_to_send, 0u);
+    }
+  }
+}
+
+// Seven to one: the receiver lets in what its link carries, and everybody gets about the same.
+TEST(Simulator, ReceiverCreditsKeepAnIncastOutOfTheQueue) {
+  Values values = Base("leaf_spine", "incast");
+  values["bytes"] = "1000000";
+  values["datagram_bytes"] = "4096";
+  values["queue_bytes"] = "200000";
+  const Report without = MustRun(values);
+  ExpectClean(without);
+  EXPECT_GT(without.queue_drops, 0u);
+  values["receiver_scheduler"] = "eqds";
+  values["credit_initial_bytes"] = "8192";
+  const Report report = MustRun(values);
+  ExpectClean(report);
+  EXPECT_EQ(report.queue_drops, 0u);
+  EXPECT_LT(report.peak_queue_bytes, 150'000);
+  EXPECT_GT(report.goodput_share, 0.9);
+  EXPECT_LT(static_cast<double>(report.flow_ns.back()),
+            1.2 * static_cast<double>(report.flow_ns.front()));
+}
+
 TEST(Simulator, AShortQueueDropsAndAllArrivesAllTheSame) {
   Values values = Base("leaf_spine", "incast");
   values["queue_bytes"] = "60000";

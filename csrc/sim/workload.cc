@@ -128,7 +128,8 @@ void Mixed(const WorkloadSpec& spec, Workload* w) {
 }
 
 // An incast that comes again and again, at `load` of the target's link on the average, among other
-// traffic: the hosts that take no part exchange messages of the same size along a random cycle, and
+// traffic: the hosts that take no part exchange messages of the same size along a random cycle, at
+// `cross_load`, and
 // every host sends small messages, a quarter of them to the target. Who has to wait for the queue
 // of the incast shows in the classes.
 void IncastMixed(const WorkloadSpec& spec, Workload* w) {
@@ -153,7 +154,7 @@ void IncastMixed(const WorkloadSpec& spec, Workload* w) {
   for (size_t i = 0; i < idle.size() && idle.size() > 1; ++i) {
     // Exponential gaps: the streams meet at random.
     double t = 0;
-    while ((t += -std::log(1 - random.Unit()) * message_ns / spec.load) < span_ns) {
+    while ((t += -std::log(1 - random.Unit()) * message_ns / spec.cross_load) < span_ns) {
       w->flows.push_back({.src = idle[i],
                           .dst = idle[(i + 1) % idle.size()],
                           .bytes = spec.bytes,
@@ -264,8 +265,8 @@ Result<Workload> MakeWorkload(const WorkloadSpec& spec) {
   }
   if (spec.kind.starts_with("incast") && spec.fan_in == 0) return refuse("fan_in is 0");
   if (spec.kind == "incast_mixed" &&
-      (spec.rounds == 0 || !(spec.load > 0) || !(spec.host_bits_per_s > 0))) {
-    return refuse("rounds, load and the rate of the hosts' links must be above 0");
+      (spec.rounds == 0 || !(spec.load > 0) || !(spec.cross_load > 0) || !(spec.host_bits_per_s > 0))) {
+    return refuse("rounds, loads and the rate of the hosts' links must be above 0");
   }
   std::string known;
   for (const WorkloadRow& row : kRows) {

@@ -41,7 +41,8 @@ struct WorkloadSpec {
   uint64_t bytes = 1 << 20;        // see the table in workload.cc
   uint32_t fan_in = 15;            // incast, incast_mixed
   uint32_t rounds = 32;            // incast_mixed
-  double load = 0.7;               // incast_mixed: of the links that its parts use, on the average
+  double load = 0.7;               // incast_mixed: of the target's link, on the average
+  double cross_load = 0.3;         // and of the links of hosts that take no part
   double host_bits_per_s = 400e9;  // what incast_mixed reckons its load from
   double skew = 1.0;               // moe: exponent of Zipf's law over the experts; 0 is uniform
   uint32_t top_k = 8;              // moe

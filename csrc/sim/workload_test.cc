@@ -124,7 +124,8 @@ TEST(Workload, IncastMixedLoadsTheTargetAsAskedAndOthersToo) {
                           .bytes = 100'000,
                           .fan_in = 15,
                           .rounds = 40,
-                          .load = 0.5};
+                          .load = 0.5,
+                          .cross_load = 0.5};
   const Workload w = Build(spec);
   std::set<uint32_t> senders, crossing;
   uint64_t to_target = 0, crossed = 0, small = 0, small_to_target = 0;

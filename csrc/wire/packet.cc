@@ -45,6 +45,10 @@ constexpr Form FormOf(PacketType type) {
       return Fixed(true, true, 0);
     case PacketType::kSkip:
       return Fixed(true, false, 0);
+    case PacketType::kCredit:
+      return Fixed(false, false, kCreditBodyBytes);
+    case PacketType::kDemand:
+      return Fixed(false, false, kDemandBodyBytes);
   }
   return {};  // a byte from the network that names no type
 }
@@ -172,6 +176,21 @@ size_t EncodeProbe(Header header, std::span<std::byte> out) {
   return Seal(PacketType::kProbe, header, 0, {}, out);
 }
 
+size_t EncodeCredit(Header header, const Credit& body, std::span<std::byte> out) {
+  if (!Fits(kCreditBodyBytes, {}, out)) return 0;
+  Writer w(out.data() + kHeaderBytes);
+  w.Put(body.granted_bytes);
+  return Seal(PacketType::kCredit, header, kCreditBodyBytes, {}, out);
+}
+
+size_t EncodeDemand(Header header, const Demand& body, std::span<std::byte> out) {
+  if (!Fits(kDemandBodyBytes, {}, out)) return 0;
+  Writer w(out.data() + kHeaderBytes);
+  w.Put(body.wanted_bytes);
+  w.Put(body.settled_bytes);
+  return Seal(PacketType::kDemand, header, kDemandBodyBytes, {}, out);
+}
+
 size_t EncodeAck(Header header, const Ack& body, std::span<std::byte> out) {
   if (body.num_echoes > kMaxEchoes || body.bitmap_bytes > kMaxBitmapBytes) return 0;
   const size_t body_bytes = kAckFixedBytes + body.num_echoes * kEchoBytes + body.bitmap_bytes;
@@ -179,6 +198,7 @@ size_t EncodeAck(Header header, const Ack& body, std::span<std::byte> out) {
   Writer w(out.data() + kHeaderBytes);
   w.Put(body.next);
   w.Put(body.eager_consumed_bytes);
+  w.Put(body.granted_bytes);
   w.Put(body.num_echoes);
   w.Put(uint8_t{0});
   w.Put(body.bitmap_bytes);
@@ -266,12 +286,23 @@ Data DecodeData(Bytes body) {
   return data;
 }
 
+Credit DecodeCredit(Bytes body) { return {Reader(body.data()).Get<uint64_t>()}; }
+
+Demand DecodeDemand(Bytes body) {
+  Reader r(body.data());
+  Demand demand;
+  demand.wanted_bytes = r.Get<uint64_t>();
+  demand.settled_bytes = r.Get<uint64_t>();
+  return demand;
+}
+
 bool DecodeAck(Bytes body, Ack* ack) {
   if (body.size() < kAckFixedBytes) return false;
   Reader r(body.data());
   Ack a;
   a.next = r.Get<uint32_t>();
   a.eager_consumed_bytes = r.Get<uint64_t>();
+  a.granted_bytes = r.Get<uint64_t>();
   a.num_echoes = r.Get<uint8_t>();
   const uint8_t reserved = r.Get<uint8_t>();
   a.bitmap_bytes = r.Get<uint16_t>();

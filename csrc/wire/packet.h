@@ -15,17 +15,19 @@
 
 namespace uccl::wire {
 
-inline constexpr uint8_t kVersion = 2;
+inline constexpr uint8_t kVersion = 3;
 
 enum class PacketType : uint8_t {
-  kAck = 1,      // not sequenced; all others but kProbe carry a PSN
-  kProbe = 2,    // not sequenced; asks for an ACK
+  kAck = 1,      // kAck, kProbe, kCredit and kDemand are not sequenced; all others carry a PSN
+  kProbe = 2,    // asks for an ACK
   kEager = 3,    // part of a small message, self-describing
   kRequest = 4,  // a large message waits at the sender
   kGrant = 5,    // its receive is posted at the receiver
   kData = 6,     // part of a granted message
   kControl = 7,  // small message to the layer above
   kSkip = 8,     // takes the place of a packet whose message was withdrawn
+  kCredit = 9,   // how much the peer may send, by the receiver's schedule
+  kDemand = 10,  // how much this end wants to send: a request to send
 };
 
 // Common header, 28 bytes on the wire.
@@ -66,6 +68,15 @@ struct Data {
   uint32_t receive_id = 0;
   uint64_t offset = 0;
 };
+// Receiver-driven credit (core/credit). All are sums since the connection began, in bytes of kEager
+// and kData packets with their headers, so that a lost or overtaken packet does no harm.
+struct Credit {
+  uint64_t granted_bytes = 0;
+};
+struct Demand {
+  uint64_t wanted_bytes = 0;   // to be sent, packets that are sent again included each time
+  uint64_t settled_bytes = 0;  // of what was sent: given up for lost, so not to be waited for
+};
 // One path from which packets came since the last ACK: the newest timestamp and how many packets.
 // `marked` counts those of the path that the network marked (ECN CE) since the connection began,
 // modulo 2^16: a sum, so that a lost ACK loses no mark.
@@ -82,7 +93,8 @@ inline constexpr size_t kMaxBitmapBytes = 1024;  // 8192 packets beyond the cumu
 struct Ack {
   uint32_t next = 0;
   uint64_t eager_consumed_bytes =
-      0;  // eager bytes whose buffer is free again, since the connection began
+      0;                       // eager bytes whose buffer is free again, since the connection began
+  uint64_t granted_bytes = 0;  // as Credit says; 0 without receiver-driven credit
   uint8_t num_echoes = 0;
   std::array<Echo, kMaxEchoes> echoes{};
   uint16_t bitmap_bytes = 0;
@@ -95,7 +107,10 @@ inline constexpr size_t kEagerBodyBytes = kDescriptionBytes + 8;
 inline constexpr size_t kRequestBodyBytes = kDescriptionBytes + 4;
 inline constexpr size_t kGrantBodyBytes = kDescriptionBytes + 4;
 inline constexpr size_t kDataBodyBytes = 12;
-inline constexpr size_t kAckFixedBytes = 16;  // next, consumed, echoes, reserved, bitmap size
+inline constexpr size_t kCreditBodyBytes = 8;
+inline constexpr size_t kDemandBodyBytes = 16;
+inline constexpr size_t kAckFixedBytes =
+    24;  // next, consumed, granted, echoes, reserved, bitmap size
 inline constexpr size_t kMaxAckBodyBytes =
     kAckFixedBytes + kMaxEchoes * kEchoBytes + kMaxBitmapBytes;
 // Room for the header and body of any packet but an ACK.
@@ -113,6 +128,8 @@ size_t EncodeData(Header header, const Data& body, Bytes payload, std::span<std:
 size_t EncodeControl(Header header, Bytes payload, std::span<std::byte> out);
 size_t EncodeSkip(Header header, std::span<std::byte> out);
 size_t EncodeProbe(Header header, std::span<std::byte> out);
+size_t EncodeCredit(Header header, const Credit& body, std::span<std::byte> out);
+size_t EncodeDemand(Header header, const Demand& body, std::span<std::byte> out);
 size_t EncodeAck(Header header, const Ack& body, std::span<std::byte> out);
 
 enum class DecodeError : uint8_t { kNone, kMalformed, kBadChecksum };
@@ -130,6 +147,8 @@ Eager DecodeEager(Bytes body);
 Request DecodeRequest(Bytes body);
 Grant DecodeGrant(Bytes body);
 Data DecodeData(Bytes body);
+Credit DecodeCredit(Bytes body);
+Demand DecodeDemand(Bytes body);
 bool DecodeAck(Bytes body, Ack* ack);
 
 }  // namespace uccl::wire

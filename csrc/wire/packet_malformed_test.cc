@@ -126,7 +126,7 @@ TEST(PacketMalformed, Decode_RejectsEachFaultOfForm) {
       datagram[0] = std::byte(version);
       expect_malformed(datagram, "version", type);
     }
-    for (int unknown : {0, 9, 255}) {
+    for (int unknown : {0, 11, 255}) {
       Datagram datagram = valid;
       datagram[1] = std::byte(unknown);
       expect_malformed(datagram, "unknown type", type);
@@ -136,7 +136,7 @@ TEST(PacketMalformed, Decode_RejectsEachFaultOfForm) {
       datagram[reserved] = std::byte{1};
       expect_malformed(datagram, "reserved byte", type);
     }
-    if (type == PacketType::kAck || type == PacketType::kProbe) {
+    if (!IsSequenced(type)) {
       Datagram datagram = valid;
       datagram[19] = std::byte{1};
       expect_malformed(datagram, "PSN", type);
@@ -159,8 +159,8 @@ TEST(PacketMalformed, Decode_RejectsEachFaultOfForm) {
       expect_malformed(datagram, "body too short", type);
     }
   }
-  for (PacketType type :
-       {PacketType::kRequest, PacketType::kGrant, PacketType::kProbe, PacketType::kSkip}) {
+  for (PacketType type : {PacketType::kRequest, PacketType::kGrant, PacketType::kProbe,
+                          PacketType::kSkip, PacketType::kCredit, PacketType::kDemand}) {
     Datagram datagram = Encode(RandomPacket(rng, type, 0));
     datagram.push_back(std::byte{0});
     expect_malformed(datagram, "body too long", type);
@@ -180,9 +180,9 @@ TEST(PacketMalformed, DecodeAck_RejectsInnerContradictions) {
   auto body_with = [](size_t size, int echoes, int reserved, int bitmap_bytes) {
     std::vector<std::byte> body(size);
     if (size < kAckFixedBytes) return body;
-    body[12] = std::byte(echoes);
-    body[13] = std::byte(reserved);
-    StoreLittleEndian(static_cast<uint16_t>(bitmap_bytes), body.data() + 14);
+    body[20] = std::byte(echoes);
+    body[21] = std::byte(reserved);
+    StoreLittleEndian(static_cast<uint16_t>(bitmap_bytes), body.data() + 22);
     return body;
   };
   auto accepts = [](const std::vector<std::byte>& body) {
@@ -192,18 +192,18 @@ TEST(PacketMalformed, DecodeAck_RejectsInnerContradictions) {
     EXPECT_EQ(ack.next == 0x5a5a, !accepted) << "a rejected body was written out";
     return accepted;
   };
-  EXPECT_TRUE(accepts(body_with(16, 0, 0, 0)));
-  EXPECT_TRUE(accepts(body_with(16 + kEchoBytes + 3, 1, 0, 3)));
-  EXPECT_TRUE(accepts(body_with(16 + kEchoBytes * 16 + 1024, 16, 0, 1024)));
+  EXPECT_TRUE(accepts(body_with(kAckFixedBytes, 0, 0, 0)));
+  EXPECT_TRUE(accepts(body_with(kAckFixedBytes + kEchoBytes + 3, 1, 0, 3)));
+  EXPECT_TRUE(accepts(body_with(kAckFixedBytes + kEchoBytes * 16 + 1024, 16, 0, 1024)));
   EXPECT_FALSE(accepts(body_with(0, 0, 0, 0)));
-  EXPECT_FALSE(accepts(body_with(15, 0, 0, 0)));
-  EXPECT_FALSE(accepts(body_with(16, 0, 1, 0)));
-  EXPECT_FALSE(accepts(body_with(17, 0, 0, 0)));
-  EXPECT_FALSE(accepts(body_with(16, 1, 0, 0)));
-  EXPECT_FALSE(accepts(body_with(16, 0, 0, 1)));
-  EXPECT_FALSE(accepts(body_with(16 + kEchoBytes * 17, 17, 0, 0)));
-  EXPECT_FALSE(accepts(body_with(16 + 1025, 0, 0, 1025)));
-  EXPECT_FALSE(accepts(body_with(16 + kEchoBytes * 16 + 1024, 0, 0, 65535)));
+  EXPECT_FALSE(accepts(body_with(kAckFixedBytes - 1, 0, 0, 0)));
+  EXPECT_FALSE(accepts(body_with(kAckFixedBytes, 0, 1, 0)));
+  EXPECT_FALSE(accepts(body_with(kAckFixedBytes + 1, 0, 0, 0)));
+  EXPECT_FALSE(accepts(body_with(kAckFixedBytes, 1, 0, 0)));
+  EXPECT_FALSE(accepts(body_with(kAckFixedBytes, 0, 0, 1)));
+  EXPECT_FALSE(accepts(body_with(kAckFixedBytes + kEchoBytes * 17, 17, 0, 0)));
+  EXPECT_FALSE(accepts(body_with(kAckFixedBytes + 1025, 0, 0, 1025)));
+  EXPECT_FALSE(accepts(body_with(kAckFixedBytes + kEchoBytes * 16 + 1024, 0, 0, 65535)));
 }
 
 }  // namespace

@@ -30,8 +30,11 @@ void ExpectDecodesTo(const Datagram& datagram, const Packet& expected) {
   EXPECT_TRUE(p.request == expected.request);
   EXPECT_TRUE(p.grant == expected.grant);
   EXPECT_TRUE(p.data == expected.data);
+  EXPECT_TRUE(p.credit == expected.credit);
+  EXPECT_TRUE(p.demand == expected.demand);
   EXPECT_EQ(p.ack.next, expected.ack.next);
   EXPECT_EQ(p.ack.eager_consumed_bytes, expected.ack.eager_consumed_bytes);
+  EXPECT_EQ(p.ack.granted_bytes, expected.ack.granted_bytes);
   EXPECT_EQ(p.ack.num_echoes, expected.ack.num_echoes);
   EXPECT_TRUE(p.ack.echoes == expected.ack.echoes);
   EXPECT_EQ(p.bitmap, expected.bitmap);
@@ -88,10 +91,15 @@ std::map<std::string, Packet> GoldenPackets() {
   packets["data"].data = {9, 0x123456789a};
   packets["control"] = make(PacketType::kControl, 0x01020308, {'b', 'y', 'e'});
   packets["skip"] = make(PacketType::kSkip, 0x01020309, {});
+  packets["credit"] = make(PacketType::kCredit, 0, {});
+  packets["credit"].credit = {0x123456789a};
+  packets["demand"] = make(PacketType::kDemand, 0, {});
+  packets["demand"].demand = {0x23456789ab, 1472};
   packets["probe"] = make(PacketType::kProbe, 0, {});
   Packet& ack = packets["ack"] = make(PacketType::kAck, 0, {});
   ack.ack.next = 0x01020304;
   ack.ack.eager_consumed_bytes = 0x100000005;
+  ack.ack.granted_bytes = 0x123456789a;
   ack.ack.num_echoes = 2;
   ack.ack.echoes[0] = {3, 5, 1, 1000000};
   ack.ack.echoes[1] = {258, 1, 0xffff, 0xfffffffe};

@@ -22,6 +22,9 @@ struct SentPacket {
   uint32_t wire_bytes = 0;
   SentState state = SentState::kInFlight;
   uint16_t transmissions = 0;
+  // Receiver-driven credit: whether the receiver waits for what is in flight, and whether credit
+  // for sending it again was asked for.
+  bool credited = false, again_wanted = false;
   PathId path{}, previous_path{};
   uint64_t path_seq = 0, previous_path_seq = 0;
   Nanos sent{};  // last transmission

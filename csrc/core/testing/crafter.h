@@ -57,6 +57,16 @@ class Crafter final {
     --psn_;
     return Join({}, [&](auto header, auto head) { return wire::EncodeAck(header, ack, head); });
   }
+  Packet Credit(const wire::Credit& credit) {
+    --psn_;
+    return Join({},
+                [&](auto header, auto head) { return wire::EncodeCredit(header, credit, head); });
+  }
+  Packet Demand(const wire::Demand& demand) {
+    --psn_;
+    return Join({},
+                [&](auto header, auto head) { return wire::EncodeDemand(header, demand, head); });
+  }
 
  private:
   static wire::Description ToWire(const MessageInfo& info) {

@@ -16,6 +16,7 @@
 
 #include "csrc/base/types.h"
 #include "csrc/core/connection.h"
+#include "csrc/core/credit/registry.h"
 #include "csrc/core/testing/network.h"
 
 namespace uccl::core::testing {
@@ -40,10 +41,15 @@ inline ConnectionConfig DefaultConfig(uint16_t num_paths = 4) {
 
 class Simulation final {
  public:
-  Simulation(const ConnectionConfig& config, uint64_t seed, Nanos start = FromMillis(1))
+  // `credit` makes receivers schedule their senders.
+  Simulation(const ConnectionConfig& config, uint64_t seed, Nanos start = FromMillis(1),
+             const std::optional<CreditParams>& credit = {})
       : network(config.num_paths, seed), now_(start) {
-    ends_[0] = Make(config);
-    ends_[1] = Make(Mirror(config));
+    for (auto& scheduler : schedulers_) {
+      if (credit) scheduler = std::move(MakeReceiverScheduler("eqds", *credit).value());
+    }
+    ends_[0] = Make(config, schedulers_[0].get());
+    ends_[1] = Make(Mirror(config), schedulers_[1].get());
   }
 
   Network network;
@@ -89,8 +95,9 @@ class Simulation final {
   }
 
  private:
-  static std::unique_ptr<Connection> Make(const ConnectionConfig& config) {
-    auto made = Connection::Make(config);
+  static std::unique_ptr<Connection> Make(const ConnectionConfig& config,
+                                          ReceiverScheduler* scheduler) {
+    auto made = Connection::Make(config, {scheduler, 0});
     if (!made.ok()) throw std::runtime_error(made.status().ToString());
     return std::move(made.value());
   }
@@ -98,7 +105,9 @@ class Simulation final {
     Nanos next = network.NextArrival();
     if (!actions_.empty()) next = std::min(next, actions_.begin()->first);
     for (int i : {0, 1}) {
-      if (!off_[i]) next = std::min(next, ends_[i]->NextTimeout());
+      if (off_[i]) continue;
+      next = std::min(next, ends_[i]->NextTimeout());
+      if (schedulers_[i]) next = std::min(next, schedulers_[i]->NextGrant());
     }
     return std::max(next, now_);
   }
@@ -134,12 +143,15 @@ class Simulation final {
         }
       }
       if (off_[i]) continue;
+      while (schedulers_[i] && schedulers_[i]->Grant(now_) != nullptr) {
+      }
       while (const std::optional<Datagram> datagram = ends_[i]->PollTransmit(now_)) {
         network.Send(now_, i, datagram->path, datagram->header, datagram->payload);
       }
     }
   }
 
+  std::array<std::unique_ptr<ReceiverScheduler>, 2> schedulers_;  // outlive the connections
   std::array<std::unique_ptr<Connection>, 2> ends_;
   std::array<std::vector<Event>, 2> events_;
   std::array<bool, 2> off_{};

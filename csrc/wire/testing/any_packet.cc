@@ -17,6 +17,10 @@ size_t HeadBytes(const Packet& p) {
       return kHeaderBytes + kGrantBodyBytes;
     case PacketType::kData:
       return kHeaderBytes + kDataBodyBytes;
+    case PacketType::kCredit:
+      return kHeaderBytes + kCreditBodyBytes;
+    case PacketType::kDemand:
+      return kHeaderBytes + kDemandBodyBytes;
     default:
       return kHeaderBytes;
   }
@@ -44,6 +48,10 @@ size_t EncodeHead(const Packet& p, std::span<std::byte> out) {
       return EncodeControl(p.header, p.payload, out);
     case PacketType::kSkip:
       return EncodeSkip(p.header, out);
+    case PacketType::kCredit:
+      return EncodeCredit(p.header, p.credit, out);
+    case PacketType::kDemand:
+      return EncodeDemand(p.header, p.demand, out);
   }
   return 0;
 }
@@ -75,6 +83,12 @@ bool Decode(const Header& header, Bytes body, Bytes payload, Packet* p) {
     case PacketType::kData:
       p->data = DecodeData(body);
       break;
+    case PacketType::kCredit:
+      p->credit = DecodeCredit(body);
+      break;
+    case PacketType::kDemand:
+      p->demand = DecodeDemand(body);
+      break;
     default:
       return body.empty();
   }
@@ -93,13 +107,14 @@ Packet RandomPacket(std::mt19937_64& rng, PacketType type, size_t max_payload_by
   p.header.path = Random<uint16_t>(rng);
   p.header.key = rng();
   p.header.timestamp = Random<uint32_t>(rng);
-  if (type != PacketType::kAck && type != PacketType::kProbe) p.header.psn = Random<uint32_t>(rng);
+  if (IsSequenced(type)) p.header.psn = Random<uint32_t>(rng);
   Description description{rng(), rng(), rng(), rng(), {}};
   for (std::byte& b : description.note) b = Random<std::byte>(rng);
   switch (type) {
     case PacketType::kAck:
       p.ack.next = Random<uint32_t>(rng);
       p.ack.eager_consumed_bytes = rng();
+      p.ack.granted_bytes = rng();
       p.ack.num_echoes = static_cast<uint8_t>(rng() % (kMaxEchoes + 1));
       for (size_t i = 0; i < p.ack.num_echoes; ++i) {
         p.ack.echoes[i] = {Random<uint16_t>(rng), Random<uint16_t>(rng), Random<uint16_t>(rng),
@@ -121,6 +136,12 @@ Packet RandomPacket(std::mt19937_64& rng, PacketType type, size_t max_payload_by
       break;
     case PacketType::kControl:
       break;
+    case PacketType::kCredit:
+      p.credit = {rng()};
+      return p;
+    case PacketType::kDemand:
+      p.demand = {rng(), rng()};
+      return p;
     default:
       return p;
   }
@@ -148,6 +169,10 @@ bool operator==(const Grant& a, const Grant& b) {
 }
 bool operator==(const Data& a, const Data& b) {
   return a.receive_id == b.receive_id && a.offset == b.offset;
+}
+bool operator==(const Credit& a, const Credit& b) { return a.granted_bytes == b.granted_bytes; }
+bool operator==(const Demand& a, const Demand& b) {
+  return a.wanted_bytes == b.wanted_bytes && a.settled_bytes == b.settled_bytes;
 }
 bool operator==(const Echo& a, const Echo& b) {
   return a.path == b.path && a.packets == b.packets && a.marked == b.marked &&

@@ -15,8 +15,14 @@ namespace uccl::wire {
 using Datagram = std::vector<std::byte>;
 
 inline constexpr PacketType kTypes[] = {
-    PacketType::kAck,   PacketType::kProbe, PacketType::kEager,   PacketType::kRequest,
-    PacketType::kGrant, PacketType::kData,  PacketType::kControl, PacketType::kSkip};
+    PacketType::kAck,    PacketType::kProbe, PacketType::kEager,   PacketType::kRequest,
+    PacketType::kGrant,  PacketType::kData,  PacketType::kControl, PacketType::kSkip,
+    PacketType::kCredit, PacketType::kDemand};
+
+inline bool IsSequenced(PacketType type) {
+  return type != PacketType::kAck && type != PacketType::kProbe && type != PacketType::kCredit &&
+         type != PacketType::kDemand;
+}
 
 // A packet of any type; only the body that the type has is meant.
 struct Packet {
@@ -25,6 +31,8 @@ struct Packet {
   Request request;
   Grant grant;
   Data data;
+  Credit credit;
+  Demand demand;
   Ack ack;
   std::vector<std::byte> bitmap;
   std::vector<std::byte> payload;
@@ -55,6 +63,8 @@ bool operator==(const Eager& a, const Eager& b);
 bool operator==(const Request& a, const Request& b);
 bool operator==(const Grant& a, const Grant& b);
 bool operator==(const Data& a, const Data& b);
+bool operator==(const Credit& a, const Credit& b);
+bool operator==(const Demand& a, const Demand& b);
 bool operator==(const Echo& a, const Echo& b);
 
 }  // namespace uccl::wire
