@@ -58,6 +58,15 @@ def uccl_room(name, deps = [], testing_deps = [], visible_to = [], exclude = [],
         visibility = ["//visibility:public"],
     )
 
+def uccl_program(name, srcs, deps = []):
+    cc_binary(
+        name = name,
+        srcs = srcs,
+        copts = _COPTS,
+        linkopts = ["-lpthread"],
+        deps = deps,
+    )
+
 def nanobind_extension(name, srcs, deps = []):
     cc_binary(
         name = name + ".so",

@@ -26,6 +26,9 @@ ARROWS: dict[str, set[str]] = {
         "csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine", "csrc/collectives",
         "csrc/sim",
     },
+    "tests/fuzz": {
+        "csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine", "csrc/collectives",
+    },
 }  # fmt: skip
 
 # Policies of the core see samples, not the connection that feeds them.
@@ -69,9 +72,13 @@ def files(folders: tuple[str, ...], *suffixes: str) -> list[str]:
     )
 
 
-CC_FILES = files(("csrc", "xla_ffi"), ".h", ".cc", ".inc", ".cu", ".cuh")
+CC_FILES = files(("csrc", "xla_ffi", "tests"), ".h", ".cc", ".inc", ".cu", ".cuh")
 PYTHON_FILES = files(("jax_uccl", "tests", "tools", "examples", "benchmarks", "bazel"), ".py")
-LIBRARY_CC_FILES = [p for p in CC_FILES if not p.endswith("_test.cc") and "/testing/" not in p]
+LIBRARY_CC_FILES = [
+    p
+    for p in CC_FILES
+    if not p.endswith("_test.cc") and "/testing/" not in p and not p.startswith("tests/")
+]
 
 
 def read(path: str) -> str:

@@ -17,7 +17,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CC_FOLDERS = ("csrc", "xla_ffi")
+CC_FOLDERS = ("benchmarks", "csrc", "tests", "xla_ffi")
+# Compiled by clang alone, with JAX_UCCL_BUILD_FUZZERS.
+ONLY_FUZZERS = {"tests/fuzz/fuzzer_main.cc"}
 
 
 def on_disk(folders: Iterable[str], pattern: str) -> set[str]:
@@ -77,7 +79,10 @@ def main() -> int:
     parser.add_argument("--no-bazel", action="store_true", help="compare only CMake and the disk")
     options = parser.parse_args()
 
-    cc = {"disk": on_disk(CC_FOLDERS, "*.cc"), "CMake": in_cmake(options.build_dir.resolve())}
+    cc = {
+        "disk": on_disk(CC_FOLDERS, "*.cc") - ONLY_FUZZERS,
+        "CMake": in_cmake(options.build_dir.resolve()),
+    }
     python = {"disk": on_disk(["jax_uccl"], "*.py")}
     tests = {"disk": on_disk(["tests"], "test_*.py")}
     if not options.no_bazel:

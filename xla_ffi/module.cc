@@ -253,6 +253,24 @@ nb::dict PeerDict(const core::ConnectionStats& s) {
   return d;
 }
 
+nb::dict NicDict(const nic::NicStats& nic) {
+  nb::dict d;
+#define UCCL_FIELD(name) d[#name] = nic.name
+  UCCL_FIELD(send_calls);
+  UCCL_FIELD(receive_calls);
+  UCCL_FIELD(datagrams_sent);
+  UCCL_FIELD(datagrams_received);
+  UCCL_FIELD(segmented_packets);
+  UCCL_FIELD(segmented_datagrams);
+  UCCL_FIELD(joined_packets);
+  UCCL_FIELD(joined_datagrams);
+  UCCL_FIELD(segmentation_refused);
+  UCCL_FIELD(segmentation);
+  UCCL_FIELD(receive_offload);
+#undef UCCL_FIELD
+  return d;
+}
+
 nb::dict Stats() {
   coll::RuntimeStats stats;
   {
@@ -264,6 +282,9 @@ nb::dict Stats() {
   engine["sleeps"] = stats.engine.sleeps;
   engine["commands"] = stats.engine.commands;
   engine["unknown_key_drops"] = stats.engine.unknown_key_drops;
+  engine["engines"] = stats.engine.engines;
+  engine["cpus"] = stats.engine.cpus;
+  engine["nic"] = NicDict(stats.engine.nic);
   nb::dict peers;
   for (const auto& [process, peer] : stats.engine.peers) peers[nb::int_(process)] = PeerDict(peer);
   nb::dict d;

@@ -82,8 +82,8 @@ Result<Config> MakeConfig(const std::map<std::string, std::string>& settings,
                           const std::map<std::string, std::string>& environment) {
   const std::vector<ConfigRow>& rows = ConfigRows();
   for (const auto& [name, value] : settings) {
-    const bool known =
-        std::any_of(rows.begin(), rows.end(), [&](const ConfigRow& r) { return r.name == name; });
+    const bool known = std::any_of(rows.begin(), rows.end(),
+                                   [&name = name](const ConfigRow& r) { return r.name == name; });
     if (!known) {
       return Status::Error(
           StatusCode::kInvalidArgument,

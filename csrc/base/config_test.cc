@@ -28,7 +28,7 @@ TEST(Config, MakeConfig_NothingGivesDefaults) {
   ASSERT_TRUE(r.ok());
   EXPECT_EQ(r.value(), Config());
   EXPECT_EQ(r.value().backend, "udp");
-  EXPECT_EQ(r.value().paths, 4);
+  EXPECT_EQ(r.value().paths, 16);
 }
 
 TEST(Config, MakeConfig_SettingsWinOverEnvironmentOverDefaults) {

@@ -364,11 +364,16 @@ void Operation::WithdrawIfQuiet(std::unique_lock<std::mutex>& lock, Thread threa
   withdrawing_ = true;
   std::vector<engine::Engine::Posted> posted;
   for (uint32_t i = 0; i < transfers_.size(); ++i) {
-    if (transfers_[i] != ItemState::kPosted) continue;
     bool is_send = false;
     uint32_t stage = 0;
     const Transfer& t = TransferAt(i, &is_send, &stage);
-    posted.push_back({t.peer, is_send, TokenOf(i)});
+    if (transfers_[i] == ItemState::kPosted) {
+      posted.push_back({t.peer, is_send, TokenOf(i)});
+    } else if (transfers_[i] == ItemState::kIdle || is_send) {
+      // What the peer sent ahead for a receive that will not be posted. Or its grant: for a send
+      // that will not happen, or for a small one that went without and did not match.
+      posted.push_back({t.peer, is_send, 0, TagOf(key_, stage, t.from, t.to)});
+    }
   }
   if (posted.empty()) {
     withdrawn_ = true;

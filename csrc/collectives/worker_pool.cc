@@ -2,6 +2,8 @@
 #include "csrc/collectives/worker_pool.h"
 
 #include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <system_error>
@@ -12,6 +14,15 @@ namespace uccl::coll {
 namespace {
 // Long enough that steady traffic never pays for thread creation.
 constexpr std::chrono::seconds kIdleLife{10};
+
+// A thread inherits the processors of the one that starts it, which may be an engine thread that is
+// bound to a single one. The main thread's are those of the process. What the system refuses leaves
+// the thread where it is, which costs speed only.
+void UseProcessCpus() {
+  cpu_set_t set;
+  if (sched_getaffinity(getpid(), sizeof(set), &set) != 0) return;
+  (void)pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
+}
 }  // namespace
 
 WorkerPool::~WorkerPool() {
@@ -60,6 +71,7 @@ void WorkerPool::set_max_threads(int64_t max_threads) {
 
 void WorkerPool::Loop() {
   pthread_setname_np(pthread_self(), "uccl-worker");
+  UseProcessCpus();
   std::unique_lock lock(mutex_);
   for (;;) {
     if (queue_.empty()) {

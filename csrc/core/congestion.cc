@@ -21,6 +21,9 @@ Result<Controllers> MakeControllers(const ConnectionConfig& config) {
   params.mtu_bytes = static_cast<int64_t>(config.max_datagram_bytes);
   params.line_rate_bytes_per_s = config.line_rate_bytes_per_s;
   params.base_rtt = config.base_rtt;
+  params.queue_budget = config.queue_budget;
+  if (per_path && config.path_window_bytes > 0)
+    params.window_bytes = std::min(params.window_bytes, config.path_window_bytes);
   Controllers controllers;
   for (size_t i = 0; i < (per_path ? config.num_paths : 1u); ++i) {
     auto made = MakeCongestionController(config.congestion_control, params);
@@ -30,10 +33,14 @@ Result<Controllers> MakeControllers(const ConnectionConfig& config) {
   return controllers;
 }
 
-Congestion::Congestion(Controllers controllers, int64_t window_bytes, std::span<PathState> paths)
+Congestion::Congestion(Controllers controllers, const ConnectionConfig& config,
+                       std::span<PathState> paths)
     : controllers_(std::move(controllers)),
+      tolerances_(controllers_.size(),
+                  LossTolerance(config.loss_tolerance_permille,
+                                static_cast<int64_t>(config.max_datagram_bytes))),
       per_path_(controllers_.size() > 1),
-      window_bytes_(window_bytes),
+      window_bytes_(config.window_bytes),
       paths_(paths) {
   for (size_t i = 0; i < paths_.size(); ++i) Refresh(i);
 }
@@ -58,8 +65,7 @@ void Congestion::OnSent(Nanos now, PathId path, int64_t bytes) {
   Refresh(ToInt(path));
 }
 
-void Congestion::OnAck(Nanos now, PathId newest_path, Nanos newest_rtt, int64_t acked_bytes,
-                       int64_t inflight_bytes) {
+void Congestion::OnAck(AckSample all) {
   int64_t marked_bytes = 0;
   for (size_t i = 0; i < paths_.size(); ++i) {
     PathState& path = paths_[i];
@@ -70,26 +76,36 @@ void Congestion::OnAck(Nanos now, PathId newest_path, Nanos newest_rtt, int64_t 
     const auto packets = static_cast<int64_t>(std::exchange(path.acked_packets_now, 0));
     const auto marks = static_cast<int64_t>(std::exchange(path.marks_now, 0));
     const Nanos rtt = std::exchange(path.rtt_now, Nanos(0));
+    const Nanos waited = std::exchange(path.waited_now, Nanos(0));
     // Marks are counted in packets and controllers reckon in bytes: the mean packet stands for all.
     // More marks than acknowledged packets come from ACKs that were lost before.
     const int64_t marked = acked * std::min(marks, packets) / packets;
     marked_bytes += marked;
     if (!per_path_) continue;
-    AckSample sample{now, static_cast<PathId>(i), rtt, marked, path.inflight_bytes};
+    AckSample sample{.now = all.now,
+                     .path = static_cast<PathId>(i),
+                     .rtt = rtt,
+                     .acked_bytes = marked,
+                     .inflight_bytes = path.inflight_bytes,
+                     .waited = waited};
     if (marked > 0) controllers_[i]->OnEcn(sample);
     sample.acked_bytes = acked;
+    tolerances_[i].OnAcked(acked);
     controllers_[i]->OnAck(sample);
     Refresh(i);
   }
   if (per_path_) return;
-  AckSample sample{now, newest_path, newest_rtt, marked_bytes, inflight_bytes};
-  if (marked_bytes > 0) controllers_[0]->OnEcn(sample);
-  sample.acked_bytes = acked_bytes;
-  if (acked_bytes > 0) controllers_[0]->OnAck(sample);
+  const int64_t acked_bytes = std::exchange(all.acked_bytes, marked_bytes);
+  if (marked_bytes > 0) controllers_[0]->OnEcn(all);
+  if (acked_bytes == 0) return;
+  all.acked_bytes = acked_bytes;
+  tolerances_[0].OnAcked(acked_bytes);
+  controllers_[0]->OnAck(all);
 }
 
 void Congestion::OnLoss(LossSample sample) {
   const size_t path = ToInt(sample.path);
+  if (tolerances_[per_path_ ? path : 0].Excuses(sample.lost_bytes)) return;
   if (per_path_) sample.inflight_bytes = paths_[path].inflight_bytes;
   of(path).OnLoss(sample);
   Refresh(path);

@@ -4,7 +4,8 @@
 // For all paths: one window, one pace; the sample of an ACK is the newest round trip in it, of
 // whichever path. For each path: the path's own window, pace, round trips, marks and losses; its
 // limits stand in PathState, where path selection sees them. The window of the connection
-// (window_bytes of the settings, what the receiver can bear) holds in both cases.
+// (window_bytes of the settings, what the receiver can bear) holds in both cases. Losses reach a
+// controller when they are more than chance would explain (loss_tolerance.h).
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include "csrc/base/status.h"
 #include "csrc/base/types.h"
 #include "csrc/core/cc/congestion_controller.h"
+#include "csrc/core/loss_tolerance.h"
 #include "csrc/core/path/path.h"
 
 namespace uccl::core {
@@ -30,16 +32,16 @@ Result<Controllers> MakeControllers(const ConnectionConfig& config);
 class Congestion final {
  public:
   // `paths` and the controllers belong together: one controller, or as many as paths.
-  Congestion(Controllers controllers, int64_t window_bytes, std::span<PathState> paths);
+  Congestion(Controllers controllers, const ConnectionConfig& config, std::span<PathState> paths);
 
   // The connection's own limits; those of a path are PathState::Open.
   bool WindowOpen(int64_t inflight_bytes) const;
   Nanos next_send() const { return next_send_; }
 
   void OnSent(Nanos now, PathId path, int64_t bytes);
-  // What one ACK said: *_now of each path, reset for those of which it acknowledged packets.
-  void OnAck(Nanos now, PathId newest_path, Nanos newest_rtt, int64_t acked_bytes,
-             int64_t inflight_bytes);
+  // What one ACK said: `all` of the connection, *_now of each path, which is reset for those of
+  // which it acknowledged packets.
+  void OnAck(AckSample all);
   // `sample.inflight_bytes` is that of the connection.
   void OnLoss(LossSample sample);
   // Nothing was acknowledged for a while, on any path.
@@ -55,6 +57,7 @@ class Congestion final {
   void Refresh(size_t path);
 
   const Controllers controllers_;
+  std::vector<LossTolerance> tolerances_;  // one for each controller
   const bool per_path_;
   const int64_t window_bytes_;
   const std::span<PathState> paths_;

@@ -23,6 +23,12 @@ constexpr Nanos kMaxProbeInterval = FromMillis(500);
 // itself stopped for longer than peer_silence must not take the peer for dead when it wakes up.
 constexpr int kMinProbesUnanswered = 3;
 
+Status TooMany(const char* what) {
+  return Status::Error(StatusCode::kResourceExhausted,
+                       std::to_string(kMaxOpenMessages) + " " + what +
+                           " of one peer are outstanding, which is the most there may be");
+}
+
 Status WrongSize(const MessageInfo& info, size_t buffer_bytes) {
   return Status::Error(StatusCode::kInvalidArgument,
                        "a message of " + std::to_string(info.size_bytes) +
@@ -169,6 +175,7 @@ void Connection::Send(Nanos now, const MessageInfo& info, Bytes data, uint64_t t
   if (data.size() != info.size_bytes) {
     return impl_->Refuse(EventKind::kSendDone, token, WrongSize(info, data.size()));
   }
+  if (impl_->sender.Full()) return impl_->Refuse(EventKind::kSendDone, token, TooMany("sends"));
   impl_->sender.Send(info, data, token);
   impl_->Watch(now);
 }
@@ -178,6 +185,8 @@ void Connection::PostRecv(Nanos now, const MessageInfo& info, MutableBytes buffe
   if (buffer.size() != info.size_bytes) {
     return impl_->Refuse(EventKind::kRecvDone, token, WrongSize(info, buffer.size()));
   }
+  if (impl_->receiver.Full())
+    return impl_->Refuse(EventKind::kRecvDone, token, TooMany("receives"));
   impl_->receiver.PostRecv(info, buffer, token);
   impl_->Watch(now);
 }
@@ -192,6 +201,15 @@ void Connection::CancelRecv(Nanos now, uint64_t token) {
   impl_->receiver.Cancel(token);
   impl_->DropEvents(token);
   impl_->Watch(now);
+}
+
+void Connection::Discard(bool is_send, const MessageTag& tag) {
+  if (impl_->failed) return;
+  if (is_send) {
+    impl_->sender.Discard(tag);
+  } else {
+    impl_->receiver.Discard(tag);
+  }
 }
 
 void Connection::SendControl(Nanos now, std::string control) {
@@ -229,7 +247,7 @@ void Connection::OnDatagram(Nanos now, PathId, Bytes datagram, Ecn ecn) {
       ++stats.malformed;
       return;
     }
-    impl_->sender.OnAck(now, ack);
+    impl_->sender.OnAck(now, header, ack);
   } else if (header.type == wire::PacketType::kCredit) {
     impl_->sender.OnCredit(wire::DecodeCredit(body));
   } else if (header.type == wire::PacketType::kDemand) {

@@ -42,12 +42,16 @@ struct ConnectionConfig {
   Nanos min_rto{10'000'000};
   Nanos max_rto{1'000'000'000};
   Nanos peer_silence{10'000'000'000};
-  // What the sender could reach alone, and the round trip without any queue, for the controllers
-  // that scale with them. 0: unknown.
-  int64_t line_rate_bytes_per_s = 0;
-  Nanos base_rtt{0};
   std::string congestion_control = "none";
   std::string cc_scope = "connection";  // or "path": a controller for each
+  // What controllers are told of the network; 0: unknown (cc/congestion_controller.h).
+  int64_t line_rate_bytes_per_s = 0;
+  Nanos base_rtt{}, queue_budget{};
+  // Losses up to this part of what is acknowledged are repaired without telling the controller
+  // (loss_tolerance.h); 0: all are told.
+  int64_t loss_tolerance_permille = 0;
+  // Largest window of one path with a controller of its own; 0: window_bytes.
+  int64_t path_window_bytes = 0;
   std::string path_policy = "round_robin";
   // A message of at most so many packets keeps the path of its first one; 0 or 1: none does.
   int64_t sticky_packets = 4;
@@ -112,7 +116,7 @@ class Connection final {
 
   // `data` must stay valid and unchanged until kSendDone, unless the message is eager (then it is
   // copied). `token` comes back in the event; no two unfinished sends and receives may have the
-  // same. Any size, also 0.
+  // same. Any size, also 0. Refused with kResourceExhausted when kMaxOpenMessages are outstanding.
   void Send(Nanos now, const MessageInfo& info, Bytes data, uint64_t token);
   // `buffer` (info.size_bytes long) is written until kRecvDone or CancelRecv.
   void PostRecv(Nanos now, const MessageInfo& info, MutableBytes buffer, uint64_t token);
@@ -120,6 +124,10 @@ class Connection final {
   // of a cancelled send that are still owed to the peer travel without payload.
   void CancelSend(Nanos now, uint64_t token);
   void CancelRecv(Nanos now, uint64_t token);
+  // Nothing with this tag will be sent (or received) here, although the peer may believe so,
+  // because the operation failed before its Send (or PostRecv). What came of the peer's is dropped,
+  // and so is what comes. As after a cancel, the tag must not be used again.
+  void Discard(bool is_send, const MessageTag& tag);
   // A small reliable message (what is longer than 512 bytes is cut) delivered as kControl, at once
   // and exactly once.
   void SendControl(Nanos now, std::string control);

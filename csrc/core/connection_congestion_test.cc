@@ -13,14 +13,17 @@
 #include "csrc/core/connection.h"
 #include "csrc/core/testing/messages.h"
 #include "csrc/core/testing/simulation.h"
+#include "csrc/core/testing/transfer.h"
 #include "csrc/wire/packet.h"
 
 namespace uccl::core {
 namespace {
 
 using testing::DefaultConfig;
+using testing::Finish;
 using testing::Link;
 using testing::Simulation;
+using testing::Start;
 using testing::TestMessage;
 
 ConnectionConfig Config(const std::string& controller, const std::string& scope = "connection",
@@ -30,15 +33,6 @@ ConnectionConfig Config(const std::string& controller, const std::string& scope 
   config.cc_scope = scope;
   config.window_bytes = 4 << 20;
   return config;
-}
-void Start(Simulation* sim, TestMessage* m) {
-  sim->end(1).PostRecv(sim->now(), m->info, m->target.body(), m->token);
-  sim->end(0).Send(sim->now(), m->info, m->contents, m->token);
-}
-bool Finish(Simulation* sim, TestMessage* m) {
-  const Nanos limit = sim->now() + FromMillis(600'000);
-  return sim->RunUntilEvent(1, EventKind::kRecvDone, m->token, limit) && m->Arrived() &&
-         sim->RunUntil([&] { return sim->end(0).Drained() && sim->end(1).Drained(); }, limit);
 }
 void SetDelay(Simulation* sim, Nanos delay) {
   sim->network.ForEachLink([delay](Link& link) { link.delay = delay; });
@@ -156,17 +150,18 @@ TEST(Congestion, NewsOfAPathWaitsForItsNextPackets) {
     std::vector<PathState> paths(2);
     auto made = MakeControllers(Config("cubic", scope, 2));
     ASSERT_TRUE(made.ok());
-    Congestion congestion(std::move(made.value()), 4 << 20, paths);
+    Congestion congestion(std::move(made.value()), Config("cubic", scope, 2), paths);
     const auto ack = [&](Nanos now) {
       paths[1].acked_bytes_now = 1200;
       paths[1].acked_packets_now = 1;
-      congestion.OnAck(now, PathId{0}, Nanos(0), 1200, 10'000);
+      congestion.OnAck({.now = now, .acked_bytes = 1200, .inflight_bytes = 10'000});
     };
     ack(FromMillis(1));
     const int64_t before = congestion.window_bytes();
     paths[1].marks_now = 1;
     paths[1].rtt_now = FromMillis(1);
-    congestion.OnAck(FromMillis(2), PathId{1}, FromMillis(1), 0, 10'000);
+    congestion.OnAck(
+        {.now = FromMillis(2), .path = PathId{1}, .rtt = FromMillis(1), .inflight_bytes = 10'000});
     EXPECT_EQ(congestion.window_bytes(), before);
     EXPECT_EQ(paths[1].rtt_now, FromMillis(1));
     ack(FromMillis(3));
@@ -204,6 +199,77 @@ TEST(Congestion, EachPathHasItsOwnWindow) {
     EXPECT_GT(stats.paths[path].window_bytes, 3 * stats.paths[2].window_bytes) << path;
   }
   EXPECT_TRUE(Finish(&sim, &m));
+}
+
+// ---- what controllers are not told ----
+
+// Of losses below the tolerance nothing, of those above it as much as ever.
+TEST(Congestion, LossesByChanceLeaveTheWindow) {
+  for (const char* scope : {"connection", "path"}) {
+    std::map<std::pair<int64_t, double>, int64_t> window;
+    for (const int64_t tolerance : {0, 20}) {
+      for (const double drop : {0.0, 0.005, 0.1}) {
+        ConnectionConfig config = Config("cubic", scope);
+        config.loss_tolerance_permille = tolerance;
+        config.window_bytes = 400'000;
+        Simulation sim(config, 4);
+        SetDelay(&sim, FromMillis(1));
+        for (size_t path = 0; path < 4; ++path) sim.network.link(0, path).drop = drop;
+        TestMessage m(1, 32 << 20);
+        Start(&sim, &m);
+        sim.RunFor(FromMillis(300));
+        window[{tolerance, drop}] = sim.end(0).stats().window_bytes;
+        EXPECT_TRUE(Finish(&sim, &m));
+      }
+    }
+    SCOPED_TRACE(scope);
+    EXPECT_EQ((window[{20, 0.005}]), (window[{20, 0.0}]));
+    EXPECT_LT(3 * window[(std::pair{int64_t{0}, 0.005})], (window[{20, 0.005}]));
+    EXPECT_LT(5 * window[(std::pair{int64_t{20}, 0.1})], (window[{20, 0.005}]));
+  }
+}
+
+// A queue on the way of the ACKs is not the doing of what they acknowledge; one on the way of the
+// data is.
+TEST(Congestion, AcksThatWaitAreNoCongestion) {
+  for (const char* scope : {"connection", "path"}) {
+    std::map<int, int64_t> window;
+    for (const int slow : {-1, 0, 1}) {  // the direction that gets a queue, if any
+      ConnectionConfig config = Config("swift", scope);
+      config.window_bytes = 400'000;  // 64 MB last longer than this takes
+      Simulation sim(config, 1);
+      SetDelay(&sim, FromMicros(500));
+      TestMessage m(1, 64 << 20);
+      Start(&sim, &m);
+      sim.RunFor(FromMillis(30));
+      for (size_t path = 0; path < 4 && slow >= 0; ++path)
+        sim.network.link(slow, path).delay = FromMicros(2000);
+      sim.RunFor(FromMillis(100));
+      window[slow] = sim.end(0).stats().window_bytes;
+      sim.end(0).CancelSend(sim.now(), m.token);
+      sim.end(1).CancelRecv(sim.now(), m.token);
+    }
+    SCOPED_TRACE(scope);
+    EXPECT_LT(8 * window[0], window[-1]);
+    EXPECT_GT(2 * window[1], window[-1]) << "fewer, longer round trips: it grows more slowly";
+  }
+}
+
+TEST(Congestion, PathWindowBoundsEachPath) {
+  ConnectionConfig config = Config("cubic", "path");
+  config.path_window_bytes = 20'000;
+  Simulation sim(config, 1);
+  SetDelay(&sim, FromMillis(5));
+  int64_t most = 0;
+  sim.set_on_instant([&] {
+    for (const PathStats& path : sim.end(0).stats().paths)
+      most = std::max(most, path.inflight_bytes);
+  });
+  TestMessage m(1, 4 << 20);
+  Start(&sim, &m);
+  ASSERT_TRUE(Finish(&sim, &m));
+  EXPECT_GE(most, 20'000);
+  EXPECT_LT(most, 20'000 + 1200);
 }
 
 TEST(Congestion, TheReceiversWindowBoundsAllPathsTogether) {

@@ -12,29 +12,22 @@
 #include "csrc/core/path/path_selector.h"
 #include "csrc/core/testing/messages.h"
 #include "csrc/core/testing/simulation.h"
+#include "csrc/core/testing/transfer.h"
 #include "csrc/wire/packet.h"
 
 namespace uccl::core {
 namespace {
 
 using testing::DefaultConfig;
+using testing::Finish;
 using testing::Link;
 using testing::Simulation;
+using testing::Start;
 using testing::TestMessage;
 
 bool IsData(Bytes header) {
   return header[1] == static_cast<std::byte>(wire::PacketType::kData) ||
          header[1] == static_cast<std::byte>(wire::PacketType::kEager);
-}
-void Start(Simulation* sim, TestMessage* m) {
-  sim->end(1).PostRecv(sim->now(), m->info, m->target.body(), m->token);
-  sim->end(0).Send(sim->now(), m->info, m->contents, m->token);
-}
-bool Finish(Simulation* sim, TestMessage* m, Nanos limit = FromMillis(60'000)) {
-  return sim->RunUntilEvent(1, EventKind::kRecvDone, m->token, sim->now() + limit) &&
-         m->Arrived() &&
-         sim->RunUntil([&] { return sim->end(0).Drained() && sim->end(1).Drained(); },
-                       sim->now() + limit);
 }
 void Cut(Simulation* sim, size_t path, bool down) {
   for (int from : {0, 1}) sim->network.link(from, path).down = down;

@@ -155,6 +155,9 @@ class Schedule final {
         << " window=" << config_.window_bytes << " eager_max=" << config_.eager_max_bytes
         << " eager_buffer=" << config_.eager_buffer_bytes << " policy=" << config_.path_policy
         << " cc=" << config_.congestion_control << "/" << config_.cc_scope
+        << " tolerance=" << config_.loss_tolerance_permille
+        << " budget_ns=" << config_.queue_budget.count() << " base_ns=" << config_.base_rtt.count()
+        << " line=" << config_.line_rate_bytes_per_s << " path_window=" << config_.path_window_bytes
         << " credit=" << (credit_ ? credit_->rate_bytes_per_s : 0) << "/"
         << (credit_ ? credit_->quantum_bytes : 0) << "/" << config_.credit_initial_bytes
         << " sticky=" << config_.sticky_packets << " psn=" << config_.initial_send_psn << "/"
@@ -192,6 +195,11 @@ class Schedule final {
     const auto policies = PathSelectors();
     c.path_policy = policies[random_.Below(policies.size())].name;
     c.cc_scope = OneOf<const char*>(&random_, {"connection", "path"});
+    c.loss_tolerance_permille = OneOf<int64_t>(&random_, {0, 0, 20, 1000});
+    c.queue_budget = FromMicros(OneOf<int64_t>(&random_, {0, 0, 1000, 100'000}));
+    c.base_rtt = FromMicros(OneOf<int64_t>(&random_, {0, 0, 0, 50}));
+    c.line_rate_bytes_per_s = OneOf<int64_t>(&random_, {0, 0, 100'000, 1'000'000'000});
+    c.path_window_bytes = OneOf<int64_t>(&random_, {0, 0, 1, 20'000});
     c.sticky_packets = OneOf<int64_t>(&random_, {0, 1, 4, 1000});
     c.max_retries = 1000;  // a schedule may be dark for long; its end is tested on its own
     c.first_number = OneOf<uint32_t>(&random_, {0, 0xffff'ffff, 0xffff'fff0});

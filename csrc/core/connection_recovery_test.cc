@@ -8,30 +8,23 @@
 #include "csrc/core/connection.h"
 #include "csrc/core/testing/messages.h"
 #include "csrc/core/testing/simulation.h"
+#include "csrc/core/testing/transfer.h"
 #include "csrc/wire/packet.h"
 
 namespace uccl::core {
 namespace {
 
 using testing::DefaultConfig;
+using testing::Finish;
 using testing::Link;
 using testing::Simulation;
+using testing::Start;
 using testing::TestMessage;
 
 ConnectionConfig Config(int64_t window_bytes, uint16_t num_paths = 4) {
   ConnectionConfig config = DefaultConfig(num_paths);
   config.window_bytes = window_bytes;
   return config;
-}
-void Start(Simulation* sim, TestMessage* m) {
-  sim->end(1).PostRecv(sim->now(), m->info, m->target.body(), m->token);
-  sim->end(0).Send(sim->now(), m->info, m->contents, m->token);
-}
-bool Finish(Simulation* sim, TestMessage* m, Nanos limit = FromMillis(60'000)) {
-  return sim->RunUntilEvent(1, EventKind::kRecvDone, m->token, sim->now() + limit) &&
-         m->Arrived() &&
-         sim->RunUntil([&] { return sim->end(0).Drained() && sim->end(1).Drained(); },
-                       sim->now() + limit);
 }
 uint64_t Retransmits(const ConnectionStats& stats) {
   return stats.retransmits_fast + stats.retransmits_timeout;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -47,6 +48,10 @@ enum class EventKind : uint8_t {
   kControl,   // a control message arrived, `control` holds it
   kFailed,  // the connection is dead, `status` says why; every outstanding token was reported first
 };
+
+// Most large messages that may be outstanding in either direction of a connection. What a peer
+// announces beyond is a violation, so that it cannot fill this end's memory with announcements.
+inline constexpr size_t kMaxOpenMessages = 65'536;
 
 struct Event {
   EventKind kind{};

@@ -122,7 +122,7 @@ void Receiver::PostRecv(const MessageInfo& info, MutableBytes buffer, uint64_t t
         posted->requested = true;
         Grant(posted);
       }
-      early_.erase(early->self);
+      ForgetRequest(early);
       return;
     }
     if (!Matches(posted, early->info)) {
@@ -137,6 +137,26 @@ void Receiver::PostRecv(const MessageInfo& info, MutableBytes buffer, uint64_t t
   by_tag_.Add(posted);
   // A small message may be on its way eagerly, so that one is granted only when asked for.
   if (static_cast<int64_t>(info.size_bytes) > config_.eager_max_bytes) Grant(posted);
+}
+
+void Receiver::ForgetRequest(Early* early) {
+  --early_requests_;
+  early_.erase(early->self);
+}
+
+void Receiver::Discard(const MessageTag& tag) {
+  Early* early = unexpected_.Front(tag);
+  if (early == nullptr) {
+    if (by_tag_.Front(tag) == nullptr) withdrawn_.Add(tag);  // else it is received after all
+    return;
+  }
+  unexpected_.Remove(early);
+  if (early->is_request) {
+    ForgetRequest(early);
+    return;
+  }
+  early->dropped = true;
+  if (early->any_received && early->received_bytes == early->info.size_bytes) FinishEager(early);
 }
 
 void Receiver::Cancel(uint64_t token) {
@@ -209,11 +229,11 @@ Status Receiver::OnPacket(const wire::Header& header, Bytes body, Bytes payload,
       status = OnData(wire::DecodeData(body), payload);
       break;
     case wire::PacketType::kRequest:
-      OnRequest(wire::DecodeRequest(body));
+      status = OnRequest(wire::DecodeRequest(body));
       break;
     case wire::PacketType::kGrant: {
       const wire::Grant grant = wire::DecodeGrant(body);
-      sender_->OnGrant(FromWire(grant.description), grant.receive_id);
+      status = sender_->OnGrant(FromWire(grant.description), grant.receive_id);
       break;
     }
     case wire::PacketType::kControl: {
@@ -317,21 +337,27 @@ void Receiver::FinishEager(Early* early) {
   early_.erase(early->self);
 }
 
-void Receiver::OnRequest(const wire::Request& request) {
+Status Receiver::OnRequest(const wire::Request& request) {
   const MessageInfo info = FromWire(request.description);
   if (Posted* posted = by_tag_.Front(info.tag)) {
-    if (!MatchesRequest(posted, info)) return;
+    if (!MatchesRequest(posted, info)) return Status::Ok();
     by_tag_.Remove(posted);
     posted->requested = true;
     if (!posted->granted) Grant(posted);
     FinishIfWhole(posted);
-    return;
+    return Status::Ok();
   }
-  if (withdrawn_.Take(info.tag)) return;
+  if (withdrawn_.Take(info.tag)) return Status::Ok();
+  if (early_requests_ >= kMaxOpenMessages) {
+    return Violation("peer announced more than " + std::to_string(kMaxOpenMessages) +
+                     " messages that no receive was posted for");
+  }
   Early* early = NewEarly(info, request.message_id);
   early->is_request = true;
+  ++early_requests_;
   unexpected_.Add(early);
   ++stats_->unexpected_messages;
+  return Status::Ok();
 }
 
 Status Receiver::OnData(const wire::Data& data, Bytes payload) {
@@ -392,6 +418,7 @@ void Receiver::Fail(const Status& status) {
   by_tag_.Clear();
   by_receive_id_.clear();
   early_.clear();
+  early_requests_ = 0;
   by_message_id_.clear();
   unexpected_.Clear();
   buffered_bytes_ = 0;

@@ -42,6 +42,9 @@ class Receiver final {
 
   void PostRecv(const MessageInfo& info, MutableBytes buffer, uint64_t token);
   void Cancel(uint64_t token);
+  // Of a message that will not be received.
+  void Discard(const MessageTag& tag);
+  bool Full() const { return posted_.size() >= kMaxOpenMessages; }
 
   // A sequenced packet whose header and checksum are right. Returns an error when the peer breaks
   // the protocol, which is fatal for the connection.
@@ -96,7 +99,7 @@ class Receiver final {
   void NoteArrival(const wire::Header& header, Ecn ecn);
   Status OnEager(const wire::Eager& eager, Bytes payload);
   Status OnData(const wire::Data& data, Bytes payload);
-  void OnRequest(const wire::Request& request);
+  Status OnRequest(const wire::Request& request);
   Early* NewEarly(const MessageInfo& info, uint32_t message_id);
   // Compares both descriptions. A mismatch ends the receive.
   bool Matches(Posted* posted, const MessageInfo& theirs);
@@ -104,6 +107,7 @@ class Receiver final {
   bool MatchesRequest(Posted* posted, const MessageInfo& theirs);
   void Grant(Posted* posted);
   void FinishEager(Early* early);
+  void ForgetRequest(Early* early);
   void FinishPosted(Posted* posted, const Status& status);
   void Forget(Posted* posted);
   void FinishIfWhole(Posted* posted);
@@ -133,6 +137,7 @@ class Receiver final {
   WithdrawnTags withdrawn_;     // of receives cancelled before anything came
   int64_t consumed_bytes_ = 0;  // reported in ACKs
   int64_t buffered_bytes_ = 0;
+  size_t early_requests_ = 0;  // of early_
 };
 
 }  // namespace uccl::core

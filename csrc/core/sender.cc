@@ -54,7 +54,7 @@ Sender::Sender(const ConnectionConfig& config, Controllers controllers,
       next_number_(config.first_number),
       ledger_(config.initial_send_psn),
       paths_(config.num_paths),
-      congestion_(std::move(controllers), config.window_bytes, paths_),
+      congestion_(std::move(controllers), config, paths_),
       credit_(credit, config.credit_initial_bytes),
       monitor_(paths_) {
   newly_acked_.reserve(paths_.size());
@@ -104,7 +104,7 @@ void Sender::Send(const MessageInfo& info, Bytes data, uint64_t token) {
   if (const auto it = grants_.find(info.tag); it != grants_.end()) {
     const Granted granted = it->second;
     grants_.erase(it);
-    OnGrant(granted.info, granted.receive_id);
+    (void)OnGrant(granted.info, granted.receive_id);  // cannot fail: its message waits
   }
 }
 
@@ -123,11 +123,17 @@ void Sender::SendGrant(const MessageInfo& info, uint32_t receive_id) {
   small_.push_back(m);
 }
 
-void Sender::OnGrant(const MessageInfo& theirs, uint32_t receive_id) {
+Status Sender::OnGrant(const MessageInfo& theirs, uint32_t receive_id) {
   OutMessage* m = waiting_.Front(theirs.tag);
   if (m == nullptr) {
-    if (!withdrawn_.Take(theirs.tag)) grants_.emplace(theirs.tag, Granted{theirs, receive_id});
-    return;
+    if (withdrawn_.Take(theirs.tag)) return Status::Ok();
+    if (grants_.size() >= kMaxOpenMessages) {
+      return Status::Error(StatusCode::kProtocol, "peer granted more than " +
+                                                      std::to_string(kMaxOpenMessages) +
+                                                      " messages that were not sent");
+    }
+    grants_.emplace(theirs.tag, Granted{theirs, receive_id});
+    return Status::Ok();
   }
   waiting_.Remove(m);
   if (theirs.digest != m->info.digest || theirs.size_bytes != m->info.size_bytes) {
@@ -138,14 +144,20 @@ void Sender::OnGrant(const MessageInfo& theirs, uint32_t receive_id) {
     events_->push_back(std::move(event));
     by_token_.erase(m->token);
     Forget(m);
-    return;
+    return Status::Ok();
   }
   m->number = receive_id;
   credit_.OnWanted(WireBytesLeft(*m));
   bulk_.push_back(m);
+  return Status::Ok();
 }
 
 void Sender::OnCredit(const wire::Credit& credit) { credit_.OnCredit(credit); }
+
+void Sender::Discard(const MessageTag& tag) {
+  if (waiting_.Front(tag) != nullptr) return;  // it is sent after all
+  if (grants_.erase(tag) == 0) withdrawn_.Add(tag);
+}
 
 void Sender::Cancel(uint64_t token) {
   const auto it = by_token_.find(token);

@@ -68,10 +68,15 @@ class Sender final {
   void SendGrant(const MessageInfo& info, uint32_t receive_id);
   void Cancel(uint64_t token);
 
-  void OnGrant(const MessageInfo& theirs, uint32_t receive_id);
+  // Of a message that will not be sent: its grant is void.
+  void Discard(const MessageTag& tag);
+  bool Full() const { return by_token_.size() >= kMaxOpenMessages; }
+
+  // An error when the peer grants more than it may.
+  Status OnGrant(const MessageInfo& theirs, uint32_t receive_id);
   void OnCredit(const wire::Credit& credit);
   // Returns true when the ACK acknowledged something new.
-  bool OnAck(Nanos now, const wire::Ack& ack);
+  bool OnAck(Nanos now, const wire::Header& header, const wire::Ack& ack);
   // An error when a packet was sent too often for nothing.
   Status OnTimeout(Nanos now);
   Nanos NextTimeout() const;
@@ -111,7 +116,8 @@ class Sender final {
   size_t EncodePacket(const SentPacket& packet, wire::Header header, std::span<std::byte> head,
                       Bytes payload) const;
   void WantAgain(SentPacket* packet);
-  void OnEchoes(Nanos now, const wire::Ack& ack, AckSample* sample);
+  // `waited`: how long the ACK did on its way back, which no controller is to answer.
+  void OnEchoes(Nanos now, Nanos waited, const wire::Ack& ack, AckSample* sample);
   void OnPacketAcked(SentPacket& packet, Nanos now, int64_t* acked_bytes);
   void MarkLost(Nanos now, uint64_t psn);
   void JudgePaths(Nanos now);

@@ -62,7 +62,7 @@ void Sender::OnPacketAcked(SentPacket& packet, Nanos now, int64_t* acked_bytes) 
   ReleaseIfDone(m);
 }
 
-void Sender::OnEchoes(Nanos now, const wire::Ack& ack, AckSample* sample) {
+void Sender::OnEchoes(Nanos now, Nanos waited, const wire::Ack& ack, AckSample* sample) {
   for (size_t i = 0; i < ack.num_echoes; ++i) {
     const wire::Echo& echo = ack.echoes[i];
     if (echo.path >= paths_.size()) continue;
@@ -79,17 +79,19 @@ void Sender::OnEchoes(Nanos now, const wire::Ack& ack, AckSample* sample) {
     if (micros < 0) continue;
     monitor_.OnAlive(&path, now - FromMicros(micros));
     // A longer one says no more, and may come from a datagram that somebody kept and replayed.
-    const Nanos rtt = std::min(FromMicros(micros), config_.max_rto);
+    const Nanos rtt = std::clamp(FromMicros(micros), Nanos(1), config_.max_rto);
     path.rtt.Sample(rtt);
     path.rtt_taken = now;
     path.rtt_now = rtt;
+    path.waited_now = std::min(waited, rtt - Nanos(1));
     rtt_.Sample(rtt);
     sample->path = static_cast<PathId>(echo.path);
     sample->rtt = rtt;
+    sample->waited = path.waited_now;
   }
 }
 
-bool Sender::OnAck(Nanos now, const wire::Ack& ack) {
+bool Sender::OnAck(Nanos now, const wire::Header& header, const wire::Ack& ack) {
   const uint64_t next = ExpandSequence(ack.next, ledger_.base());
   if (next > ledger_.next()) {  // acknowledges what was never sent
     ++stats_->malformed;
@@ -103,7 +105,10 @@ bool Sender::OnAck(Nanos now, const wire::Ack& ack) {
   OnCredit({ack.granted_bytes});
 
   AckSample sample;
-  OnEchoes(now, ack, &sample);
+  const Nanos waited = header.path < paths_.size()
+                           ? paths_[header.path].reverse.Sample(now, header.timestamp)
+                           : Nanos(0);
+  OnEchoes(now, waited, ack, &sample);
   const auto acknowledge = [&](uint64_t psn) {
     SentPacket& packet = ledger_.at(psn);
     if (packet.state == SentState::kAcked) return;
@@ -128,7 +133,9 @@ bool Sender::OnAck(Nanos now, const wire::Ack& ack) {
     selector_->OnAcked(id, path.acked_packets_now, path.marks_now);
   }
   newly_acked_.clear();
-  congestion_.OnAck(now, sample.path, sample.rtt, sample.acked_bytes, inflight_bytes_);
+  sample.now = now;
+  sample.inflight_bytes = inflight_bytes_;
+  congestion_.OnAck(sample);
   // Also without progress: the echo of a probe tells that what went before it is late.
   newly_lost_.clear();
   DetectLosses(ledger_, paths_, RttEstimator().Rto(config_.min_rto, config_.max_rto), &newly_lost_);

@@ -18,31 +18,41 @@ class TagTable final {
   bool empty() const { return map_.empty(); }
   T* Front(const MessageTag& tag) const {
     const auto it = map_.find(tag);
-    return it == map_.end() ? nullptr : it->second;
+    return it == map_.end() ? nullptr : it->second.first;
   }
   void Add(T* entry) {
     entry->same_tag_next = nullptr;
-    const auto [it, fresh] = map_.try_emplace(entry->info.tag, entry);
+    const auto [it, fresh] = map_.try_emplace(entry->info.tag, Line{entry, entry});
     if (fresh) return;
-    T* last = it->second;
-    while (last->same_tag_next != nullptr) last = last->same_tag_next;
-    last->same_tag_next = entry;
+    // Not by walking the line: a peer may make it long.
+    it->second.last->same_tag_next = entry;
+    it->second.last = entry;
   }
   // True when it was there.
   bool Remove(T* entry) {
     const auto it = map_.find(entry->info.tag);
     if (it == map_.end()) return false;
-    T** at = &it->second;
-    while (*at != nullptr && *at != entry) at = &(*at)->same_tag_next;
-    if (*at == nullptr) return false;
-    *at = entry->same_tag_next;
-    if (it->second == nullptr) map_.erase(it);
+    Line& line = it->second;
+    T* before = nullptr;
+    T* at = line.first;
+    while (at != nullptr && at != entry) {
+      before = at;
+      at = at->same_tag_next;
+    }
+    if (at == nullptr) return false;
+    (before == nullptr ? line.first : before->same_tag_next) = entry->same_tag_next;
+    if (line.last == entry) line.last = before;
+    if (line.first == nullptr) map_.erase(it);
     return true;
   }
   void Clear() { map_.clear(); }
 
  private:
-  std::unordered_map<MessageTag, T*, MessageTagHash> map_;
+  struct Line {
+    T* first;
+    T* last;
+  };
+  std::unordered_map<MessageTag, Line, MessageTagHash> map_;
 };
 
 // Tags whose message was withdrawn on this side before anything of it came from the other, so that

@@ -40,6 +40,12 @@ struct CancelCommand {
   std::vector<Engine::Posted> posted;
   std::function<void()> done;
 };
+// Another engine of this process has lost the peer.
+struct FailPeerCommand {
+  ProcessId peer;
+  Status status;
+  std::function<void()> done;  // once its tokens here were reported
+};
 struct InspectCommand {
   std::function<void(std::vector<UnexpectedMessage>)> fn;
 };
@@ -56,8 +62,9 @@ struct ShutdownCommand {
   Nanos timeout;
 };
 
-using Command = std::variant<SendCommand, RecvCommand, ControlCommand, CancelCommand,
-                             InspectCommand, StatsCommand, ConnectCommand, ShutdownCommand>;
+using Command =
+    std::variant<SendCommand, RecvCommand, ControlCommand, CancelCommand, FailPeerCommand,
+                 InspectCommand, StatsCommand, ConnectCommand, ShutdownCommand>;
 
 class CommandQueue final {
  public:

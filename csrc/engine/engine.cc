@@ -1,19 +1,21 @@
-// The public face: turns calls of any thread into commands, and owns the thread.
+// The public face: turns calls of any thread into commands for the worker that they concern, and
+// makes several workers look like one.
 #include "csrc/engine/engine.h"
 
-#include <pthread.h>
-#include <signal.h>
-
+#include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
-#include <system_error>
-#include <thread>
+#include <set>
 #include <utility>
 
+#include "csrc/base/hash.h"
+#include "csrc/engine/affinity.h"
 #include "csrc/engine/command.h"
 #include "csrc/engine/limits.h"
-#include "csrc/engine/loop.h"
+#include "csrc/engine/merge_stats.h"
+#include "csrc/engine/worker.h"
 
 namespace uccl::engine {
 namespace {
@@ -41,48 +43,88 @@ class Answer {
   std::optional<T> value_;
 };
 
-// Starts `run` on a thread that receives no signal: Python's handlers belong to other threads.
-Result<std::thread> StartThread(std::function<void()> run) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::optional<std::thread> thread;
-  std::string reason;
-  try {
-    thread.emplace(std::move(run));
-  } catch (const std::system_error& error) {
-    reason = error.what();
+// A callback for each of `count` workers, of which the last to call runs `done`. Zero runs it now.
+std::function<void()> OnceAllDid(size_t count, std::function<void()> done) {
+  if (count == 0) {
+    done();
+    return nullptr;
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (!thread.has_value()) {
-    return Status::Error(StatusCode::kResourceExhausted,
-                         "cannot start the engine thread: " + reason);
-  }
-  return std::move(*thread);
+  auto left = std::make_shared<std::atomic<size_t>>(count);
+  return [left, done = std::move(done)] {
+    // acq_rel: what the other workers did before their call happens before `done`.
+    if (left->fetch_sub(1, std::memory_order_acq_rel) == 1) done();
+  };
+}
+
+// These limits are per peer, and the rate is that of one link, whatever the number of connections.
+Config ShareOf(const Config& config) {
+  Config share = config;
+  share.window_bytes = std::max<int64_t>(config.window_bytes / config.engines, 1);
+  share.eager_buffer_bytes = config.eager_buffer_bytes / config.engines;
+  share.credit_initial_bytes = config.credit_initial_bytes / config.engines;
+  if (config.line_rate_mbps > 0)
+    share.line_rate_mbps = std::max<int64_t>(config.line_rate_mbps / config.engines, 1);
+  return share;
+}
+
+// Engines of one number meet; those of different ones must not take each other's packets.
+uint64_t SessionOf(uint64_t session, size_t worker) {
+  return worker == 0 ? session : HashWords({session, worker});
 }
 
 }  // namespace
 
-struct Engine::Impl {
-  Impl(const Config& config, std::unique_ptr<nic::NicBackend> nic, EngineSink* sink)
-      : loop(config, std::move(nic), sink, &queue) {}
+// Also the sink of the workers, between them and the user's.
+struct Engine::Impl final : EngineSink {
+  Impl(const Config& c, EngineSink* s) : config(c), sink(s), allowed_cpus(AllowedCpus()) {}
 
-  // Queues, and wakes the engine. After its end the command is answered here, on the caller's
-  // thread.
-  void Push(Command command) {
-    if (queue.Push(std::move(command))) {
-      // The backend lives as long as this object, also when the loop ends in between.
-      loop.nic()->Wake();
-    } else {
-      loop.RefuseCommand(command);
-    }
+  // Equal tags meet at one worker, and the two ends of a message agree.
+  Worker& WorkerOf(const core::MessageTag& tag) {
+    if (workers.size() == 1) return *workers[0];
+    return *workers[HashWords({tag.hi, tag.lo}) % workers.size()];
   }
 
-  CommandQueue queue;
-  Loop loop;              // the engine thread's until it is joined
-  std::mutex stop_mutex;  // guards the two below: one Shutdown at a time
-  std::thread thread;
-  Status outcome;  // of Run; written by the engine thread, read after joining it
+  // EngineSink, on the threads of the workers.
+  void OnMessage(ProcessId peer, const core::Event& event) override {
+    sink->OnMessage(peer, event);
+  }
+  void OnControl(ProcessId peer, const std::string& control) override {
+    sink->OnControl(peer, control);
+  }
+  // The other workers fail their connections as well; the user hears of it when all tokens of the
+  // peer were reported. The worker that calls this finds its own connection failed already.
+  void OnPeerLost(ProcessId peer, const Status& status) override {
+    {
+      std::lock_guard lock(mutex);
+      if (!lost.insert(ToInt(peer)).second) return;  // the answer of another worker to our call
+    }
+    if (workers.size() == 1) return sink->OnPeerLost(peer, status);
+    const std::function<void()> done =
+        OnceAllDid(workers.size(), [this, peer, status] { sink->OnPeerLost(peer, status); });
+    for (const auto& worker : workers) worker->Push(FailPeerCommand{peer, status, done});
+  }
+
+  Status Pin(int process) {
+    Result<std::vector<int>> plan =
+        PlanCpus(config.engine_cpus, allowed_cpus, static_cast<int>(config.engines), process);
+    if (!plan.ok()) return plan.status();
+    for (size_t i = 0; i < plan.value().size(); ++i) {
+      Status status = workers[i]->Pin(plan.value()[i]);
+      if (!status.ok()) return status;
+    }
+    std::lock_guard lock(mutex);
+    cpus = std::move(plan.value());
+    return Status::Ok();
+  }
+
+  const Config config;
+  EngineSink* const sink;
+  const std::vector<int> allowed_cpus;           // of the thread that started the engine
+  std::vector<std::unique_ptr<Worker>> workers;  // fixed once started
+  std::mutex mutex;                              // guards the two below
+  std::set<int32_t> lost;                        // processes
+  std::vector<int> cpus;
+  std::mutex stop_mutex;  // one Shutdown at a time
 };
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -90,65 +132,118 @@ Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Engine::~Engine() { (void)Shutdown(Nanos(0)); }  // nobody is left to hear what was not acknowledged
 
 Result<std::unique_ptr<Engine>> Engine::Start(const Config& config, EngineSink* sink) {
-  Config nic_config = config;
-  nic_config.ecn = UsesEcn(config) ? 1 : 0;
-  Result<std::unique_ptr<nic::NicBackend>> nic = nic::OpenBackend(nic_config);
-  if (!nic.ok()) return nic.status();
-  auto impl = std::make_unique<Impl>(config, std::move(nic.value()), sink);
-  Impl* const raw = impl.get();
-  Result<std::thread> thread = StartThread([raw] {
-    pthread_setname_np(pthread_self(), "uccl-engine");
-    raw->outcome = raw->loop.Run();
-  });
-  if (!thread.ok()) return thread.status();
-  impl->thread = std::move(thread.value());
-  return std::unique_ptr<Engine>(new Engine(std::move(impl)));
+  auto impl = std::make_unique<Impl>(config, sink);
+  // "auto" needs the number of the process, which Connect brings; a list is checked and used now.
+  Result<std::vector<int>> plan =
+      PlanCpus(config.engine_cpus, impl->allowed_cpus, static_cast<int>(config.engines), 0);
+  if (!plan.ok()) return plan.status();
+  // From here on its destructor ends the workers that were started.
+  std::unique_ptr<Engine> engine(new Engine(std::move(impl)));
+  const Config share = ShareOf(config);
+  for (int64_t i = 0; i < config.engines; ++i) {
+    Result<std::unique_ptr<Worker>> worker = Worker::Start(share, engine->impl_.get());
+    if (!worker.ok()) return worker.status();
+    engine->impl_->workers.push_back(std::move(worker.value()));
+  }
+  if (config.engine_cpus != "auto") {
+    Status status = engine->impl_->Pin(0);
+    if (!status.ok()) return status;
+  }
+  return engine;
 }
 
-std::string Engine::LocalAddress() const { return EncodeHello(impl_->loop.hello()); }
+std::string Engine::LocalAddress() const {
+  std::vector<std::string> addresses;
+  for (const auto& worker : impl_->workers) addresses.push_back(EncodeHello(worker->hello()));
+  return JoinAddresses(addresses);
+}
 
 Status Engine::Connect(ProcessId self, const std::vector<std::string>& addresses,
                        uint64_t session) {
-  Answer<Status> answer;
-  impl_->Push(ConnectCommand{self, addresses, session,
-                             [&answer](Status status) { answer.Give(std::move(status)); }});
-  return answer.Wait();
+  std::vector<std::vector<std::string>> by_worker(impl_->workers.size());
+  for (size_t process = 0; process < addresses.size(); ++process) {
+    Result<std::vector<std::string>> split = SplitAddresses(
+        addresses[process], impl_->config.engines, ProcessId{static_cast<int32_t>(process)});
+    if (!split.ok()) return split.status();
+    for (size_t i = 0; i < by_worker.size(); ++i) {
+      by_worker[i].push_back(std::move(split.value()[i]));
+    }
+  }
+  if (impl_->config.engine_cpus == "auto" && ToInt(self) >= 0) {
+    Status status = impl_->Pin(ToInt(self));
+    if (!status.ok()) return status;
+  }
+  for (size_t i = 0; i < by_worker.size(); ++i) {
+    Answer<Status> answer;
+    impl_->workers[i]->Push(
+        ConnectCommand{self, std::move(by_worker[i]), SessionOf(session, i),
+                       [&answer](Status status) { answer.Give(std::move(status)); }});
+    Status status = answer.Wait();
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
 }
 
 void Engine::Send(ProcessId peer, const core::MessageInfo& info, Bytes data, uint64_t token) {
-  impl_->Push(SendCommand{peer, info, data, token});
+  impl_->WorkerOf(info.tag).Push(SendCommand{peer, info, data, token});
 }
 
 void Engine::PostRecv(ProcessId peer, const core::MessageInfo& info, MutableBytes buffer,
                       uint64_t token) {
-  impl_->Push(RecvCommand{peer, info, buffer, token});
+  impl_->WorkerOf(info.tag).Push(RecvCommand{peer, info, buffer, token});
 }
 
 void Engine::SendControl(ProcessId peer, std::string control) {
-  impl_->Push(ControlCommand{peer, std::move(control)});
+  impl_->workers[0]->Push(ControlCommand{peer, std::move(control)});
 }
 
 void Engine::Cancel(std::vector<Posted> posted, std::function<void()> done) {
-  impl_->Push(CancelCommand{std::move(posted), std::move(done)});
+  // A token does not tell its worker; those that do not know it pass it over.
+  const std::function<void()> each = OnceAllDid(impl_->workers.size(), std::move(done));
+  for (const auto& worker : impl_->workers) worker->Push(CancelCommand{posted, each});
 }
 
 void Engine::Inspect(std::function<void(std::vector<UnexpectedMessage>)> fn) {
-  impl_->Push(InspectCommand{std::move(fn)});
+  struct Gathered {
+    std::mutex mutex;  // guards `messages`
+    std::vector<UnexpectedMessage> messages;
+  };
+  auto gathered = std::make_shared<Gathered>();
+  const std::function<void()> each = OnceAllDid(
+      impl_->workers.size(), [gathered, fn = std::move(fn)] { fn(std::move(gathered->messages)); });
+  for (const auto& worker : impl_->workers) {
+    worker->Push(InspectCommand{[gathered, each](std::vector<UnexpectedMessage> messages) {
+      {
+        std::lock_guard lock(gathered->mutex);
+        gathered->messages.insert(gathered->messages.end(), messages.begin(), messages.end());
+      }
+      each();
+    }});
+  }
 }
 
 EngineStats Engine::Stats() {
-  Answer<EngineStats> answer;
-  impl_->Push(StatsCommand{[&answer](EngineStats stats) { answer.Give(std::move(stats)); }});
-  return answer.Wait();
+  EngineStats all;
+  for (const auto& worker : impl_->workers) {
+    Answer<EngineStats> answer;
+    worker->Push(StatsCommand{[&answer](EngineStats stats) { answer.Give(std::move(stats)); }});
+    MergeStats(answer.Wait(), &all);
+  }
+  std::lock_guard lock(impl_->mutex);
+  all.cpus = impl_->cpus;
+  return all;
 }
 
 Status Engine::Shutdown(Nanos timeout) {
   std::lock_guard lock(impl_->stop_mutex);
-  if (impl_->thread.joinable()) {
-    impl_->Push(ShutdownCommand{timeout});
-    impl_->thread.join();
+  // All at once, so that one deadline holds for all.
+  for (const auto& worker : impl_->workers) worker->Push(ShutdownCommand{timeout});
+  Status outcome;
+  for (const auto& worker : impl_->workers) {
+    const Status status = worker->Join();
+    if (outcome.ok()) outcome = status;
   }
-  return impl_->outcome;
+  return outcome;
 }
 
 }  // namespace uccl::engine

@@ -1,14 +1,20 @@
-// The run-to-completion loop: one thread that owns a NIC backend, the clock and every connection
-// over it.
+// The transport of one process: run-to-completion loops, each a thread that owns a NIC backend, the
+// clock and its connections over it. One loop serves most; the setting `engines` asks for more.
 //
-// Any thread may call the public methods; they hand a command to the engine thread through a queue
-// and never block on the network. Callbacks run on the engine thread, must not block, and must not
+// Any thread may call the public methods; they hand a command to an engine thread through a queue
+// and never block on the network. Callbacks run on engine threads, must not block, and must not
 // call XLA.
+//
+// With several engines, engine i of a process talks to engine i of every other one, over
+// connections of its own. Which of them carries a message follows from its tag, alike on both ends,
+// so matching is as with one. A peer that one of them loses is lost
+// for all.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,14 +26,16 @@
 
 namespace uccl::engine {
 
-// Receives what happens; called on the engine thread.
+// Receives what happens; called on an engine thread, and by several at once where there are
+// several.
 class EngineSink {
  public:
   virtual ~EngineSink() = default;
   // kSendDone / kRecvDone / kMismatch of this token.
   virtual void OnMessage(ProcessId peer, const core::Event& event) = 0;
   virtual void OnControl(ProcessId peer, const std::string& control) = 0;
-  // The connection died; tokens outstanding on it were reported (with this status) before.
+  // The connection died; tokens outstanding on it were reported (with this status) before. Once per
+  // peer.
   virtual void OnPeerLost(ProcessId peer, const Status& status) = 0;
 };
 
@@ -39,6 +47,9 @@ struct UnexpectedMessage {
 struct EngineStats {
   std::map<int32_t, core::ConnectionStats> peers;  // by process
   uint64_t turns = 0, sleeps = 0, unknown_key_drops = 0, commands = 0;
+  uint64_t engines = 0;
+  std::vector<int> cpus;  // that the engines are bound to, in turn; empty when they are not
+  nic::NicStats nic;
 };
 
 class Engine final {
@@ -46,11 +57,11 @@ class Engine final {
   // The 512 of core::Connection less the byte that tells the engine's own messages from the user's.
   static constexpr size_t kMaxControlBytes = 511;
 
-  // Opens the backend and starts the thread. `sink` must outlive the engine.
+  // Opens the backends and starts the threads. `sink` must outlive the engine.
   static Result<std::unique_ptr<Engine>> Start(const Config& config, EngineSink* sink);
   ~Engine();  // like Shutdown(0)
 
-  // Opaque text to publish; holds the backend's address and the limits that both ends must know.
+  // Opaque text to publish; holds the backends' addresses and the limits that both ends must know.
   std::string LocalAddress() const;
   // Makes the connections; waits for the engine thread, so not for use on it. `addresses[i]` is
   // process i's LocalAddress; `session` is equal on all processes and different in every start,
@@ -66,19 +77,23 @@ class Engine final {
   // A small reliable text; to a peer that is lost or has left it is dropped. At most
   // kMaxControlBytes.
   void SendControl(ProcessId peer, std::string control);
-  // Withdraws messages; `done` runs on the engine thread once none of their buffers can be touched
-  // again. Tokens that already completed are ignored.
+  // Withdraws messages; `done` runs on an engine thread once none of their buffers can be touched
+  // again. Tokens that already completed are ignored. One that was never handed in has a tag
+  // instead of a token: what the peer sent for it, or still sends, is dropped
+  // (Connection::Discard).
   struct Posted {
     ProcessId peer{};
     bool is_send = false;
     uint64_t token = 0;
+    std::optional<core::MessageTag> never_posted = std::nullopt;
   };
   void Cancel(std::vector<Posted> posted, std::function<void()> done);
-  // Runs `fn` on the engine thread with the messages that no receive has met.
+  // Runs `fn` on an engine thread with the messages that no receive has met.
   void Inspect(std::function<void(std::vector<UnexpectedMessage>)> fn);
-  EngineStats Stats();  // waits for the engine thread; not for use on it
+  EngineStats Stats();  // of all engines together; waits for their threads, not for use on one
 
-  // Waits until all that was handed in is acknowledged or `timeout` passed, then stops the thread.
+  // Waits until all that was handed in is acknowledged or `timeout` passed, then stops the
+  // threads.
   // Outstanding tokens are reported with kAborted. Returns kPeerTimeout when something was not
   // acknowledged.
   Status Shutdown(Nanos timeout);

@@ -419,6 +419,26 @@ TEST(Engine, Thread_HasItsName) {
   EXPECT_TRUE(found);
 }
 
+// Process 1 has a socket but never connects, so that process 0 waits for 400 ms with nothing to do
+// but ask now and then whether somebody is there.
+TEST(Engine, Idle_SleepsBetweenTimers) {
+  for (const int64_t spin_us : {0, 50}) {
+    Config config;
+    config.spin_us = spin_us;
+    config.peer_silence_ms = 400;
+    Cluster cluster(2, config);
+    ASSERT_TRUE(cluster.ConnectOne(0).ok());
+    std::vector<std::byte> buffer(8);
+    const EngineStats before = cluster[0].engine->Stats();
+    cluster[0].engine->PostRecv(ProcessId{1}, Info(1, 8), buffer, 1);
+    ASSERT_TRUE(cluster[0].sink.WaitLost(1));
+    const EngineStats after = cluster[0].engine->Stats();
+    // One that polls makes several hundred thousand turns in that time.
+    EXPECT_LT(after.turns - before.turns, spin_us == 0 ? 500u : 20'000u);
+    EXPECT_GE(after.sleeps - before.sleeps, 3u);
+  }
+}
+
 TEST(Engine, Garbage_IsDroppedAndCounted) {
   Cluster cluster(2);
   ASSERT_TRUE(cluster.Connect());

@@ -21,6 +21,9 @@ namespace {
 constexpr std::string_view kVersion = "uccl/3";
 static_assert(wire::kVersion == 3, "a new packet format needs a new kVersion here");
 
+// Between the texts of a process's engines; no text of one holds it.
+const std::string kBar = " | ";
+
 struct Field {
   std::string_view key;
   int64_t Hello::* member;
@@ -112,6 +115,30 @@ Result<Hello> DecodeHello(const std::string& text) {
   return hello;
 }
 
+std::string JoinAddresses(const std::vector<std::string>& addresses) {
+  std::string text;
+  for (const std::string& address : addresses) text += (text.empty() ? "" : kBar) + address;
+  return text;
+}
+
+Result<std::vector<std::string>> SplitAddresses(const std::string& text, int64_t engines,
+                                                ProcessId process) {
+  std::vector<std::string> addresses;
+  for (size_t at = 0; at != std::string::npos;) {
+    const size_t bar = text.find(kBar, at);
+    addresses.push_back(text.substr(at, bar == std::string::npos ? bar : bar - at));
+    at = bar == std::string::npos ? bar : bar + kBar.size();
+  }
+  if (static_cast<int64_t>(addresses.size()) == engines) return addresses;
+  Status status = Status::Error(StatusCode::kInvalidArgument,
+                                "process " + std::to_string(ToInt(process)) + " runs " +
+                                    std::to_string(addresses.size()) + " engines, this one " +
+                                    std::to_string(engines) +
+                                    "; set engines (JAX_UCCL_ENGINES) alike everywhere");
+  status.process = ToInt(process);
+  return status;
+}
+
 bool UsesEcn(const Config& config) {
   for (const core::CongestionControllerRow& row : core::CongestionControllers()) {
     if (config.congestion_control == row.name) return config.ecn != 0 && row.signals.ecn;
@@ -156,6 +183,11 @@ core::ConnectionConfig MakeConnectionConfig(const Config& config, const Hello& m
   c.window_bytes = std::max<int64_t>(
       std::min(config.window_bytes, theirs.receive_buffer_bytes / buffers / senders), 1);
 
+  // A path's share lies in one socket; where privileges for large buffers are missing that is
+  // little. The whole window is for what round robin over all of them brings.
+  c.path_window_bytes = std::max<int64_t>(
+      theirs.receive_buffer_bytes / std::max<int64_t>(theirs.paths, 1) / senders, 1);
+
   // Several datagrams should fit into the window, or each waits for the acknowledgement of the one
   // before it; below 8 KiB the cost per datagram outweighs that.
   constexpr int64_t kDatagramsPerWindow = 4;
@@ -170,6 +202,10 @@ core::ConnectionConfig MakeConnectionConfig(const Config& config, const Hello& m
   c.peer_silence = std::chrono::milliseconds(config.peer_silence_ms);
   c.congestion_control = config.congestion_control;
   c.cc_scope = config.cc_scope;
+  c.base_rtt = std::chrono::microseconds(config.cc_base_rtt_us);
+  c.queue_budget = std::chrono::microseconds(config.cc_queue_budget_us);
+  c.line_rate_bytes_per_s = config.line_rate_mbps * 1'000'000 / 8;
+  c.loss_tolerance_permille = config.cc_loss_tolerance_permille;
   c.sticky_packets = config.sticky_packets;
   c.max_retries = config.max_retries;
   c.path_policy = config.path_policy;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "csrc/base/config.h"
 #include "csrc/base/status.h"
@@ -31,6 +32,12 @@ struct Hello {
 std::string EncodeHello(const Hello& hello);
 // kProtocol for another wire version, kInvalidArgument for a text that is none.
 Result<Hello> DecodeHello(const std::string& text);
+
+// What a process with several engines publishes, and back: one such line each, with a bar between.
+// kInvalidArgument when there are not as many as `engines`; `process` is whose text it is.
+std::string JoinAddresses(const std::vector<std::string>& addresses);
+Result<std::vector<std::string>> SplitAddresses(const std::string& text, int64_t engines,
+                                                ProcessId process);
 
 // Whether packets may ask for marks instead of drops: only where somebody reacts to marks (RFC 3168
 // section 6.1 demands it), and the setting allows it.

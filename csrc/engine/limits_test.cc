@@ -6,6 +6,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <vector>
 
 namespace uccl::engine {
 namespace {
@@ -38,6 +39,34 @@ TEST(Hello, EncodeDecode_IsIdentity) {
 
 TEST(Hello, Encode_IsPrintableText) {
   for (const char c : EncodeHello(SomeHello())) EXPECT_TRUE(c >= 0x20 && c < 0x7f);
+}
+
+TEST(Addresses, JoinSplit_IsIdentity) {
+  for (const int64_t engines : {1, 2, 5}) {
+    std::vector<std::string> addresses;
+    for (int64_t i = 0; i < engines; ++i) {
+      Hello h = SomeHello();
+      h.nic_address = "127.0.0.1:" + std::to_string(4000 + i);
+      addresses.push_back(EncodeHello(h));
+    }
+    const std::string text = JoinAddresses(addresses);
+    for (const char c : text) EXPECT_TRUE(c >= 0x20 && c < 0x7f);
+    Result<std::vector<std::string>> split = SplitAddresses(text, engines, ProcessId{1});
+    ASSERT_TRUE(split.ok());
+    EXPECT_EQ(split.value(), addresses);
+  }
+}
+
+TEST(Addresses, Split_OfAnotherCountNamesBothAndTheSetting) {
+  const std::string one = EncodeHello(SomeHello());
+  Result<std::vector<std::string>> split =
+      SplitAddresses(JoinAddresses({one, one, one}), 2, ProcessId{4});
+  ASSERT_FALSE(split.ok());
+  EXPECT_EQ(split.status().code, StatusCode::kInvalidArgument);
+  EXPECT_EQ(split.status().process, 4);
+  EXPECT_NE(split.status().detail.find("process 4 runs 3 engines, this one 2"), std::string::npos)
+      << split.status().detail;
+  EXPECT_NE(split.status().detail.find("JAX_UCCL_ENGINES"), std::string::npos);
 }
 
 TEST(Hello, Decode_OtherVersionIsNamed) {
@@ -158,6 +187,15 @@ TEST(Limits, Datagram_IsTheSmallestOfAllLimits) {
   EXPECT_EQ(Make(config, SomeHello(), theirs, 2, 65507).max_datagram_bytes, 8192u);
 }
 
+// What one path has in flight lies in one socket of the peer, and all peers may send at once.
+TEST(Limits, PathWindow_IsOneSocketsShare) {
+  Hello theirs = SomeHello();
+  theirs.paths = 8;
+  theirs.receive_buffer_bytes = 8 << 20;
+  EXPECT_EQ(Make({}, SomeHello(), theirs, 2, 1472).path_window_bytes, 1 << 20);
+  EXPECT_EQ(Make({}, SomeHello(), theirs, 5, 1472).path_window_bytes, 256 << 10);
+}
+
 TEST(Limits, Ecn_OnlyWithAControllerThatReacts) {
   Config config;
   for (const char* name : {"cubic", "dcqcn"}) {
@@ -181,6 +219,10 @@ TEST(Limits, SettingsArePassedOn) {
   config.congestion_control = "x";
   config.path_policy = "y";
   config.cc_scope = "z";
+  config.cc_base_rtt_us = 13;
+  config.cc_queue_budget_us = 14;
+  config.line_rate_mbps = 80;
+  config.cc_loss_tolerance_permille = 15;
   config.sticky_packets = 11;
   config.max_retries = 12;
   const core::ConnectionConfig c = Make(config, SomeHello(), SomeHello());
@@ -190,6 +232,10 @@ TEST(Limits, SettingsArePassedOn) {
   EXPECT_EQ(c.congestion_control, "x");
   EXPECT_EQ(c.path_policy, "y");
   EXPECT_EQ(c.cc_scope, "z");
+  EXPECT_EQ(c.base_rtt, Nanos(13'000));
+  EXPECT_EQ(c.queue_budget, Nanos(14'000));
+  EXPECT_EQ(c.line_rate_bytes_per_s, 10'000'000);
+  EXPECT_EQ(c.loss_tolerance_permille, 15);
   EXPECT_EQ(c.sticky_packets, 11);
   EXPECT_EQ(c.max_retries, 12);
 }

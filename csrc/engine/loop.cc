@@ -13,14 +13,15 @@
 namespace uccl::engine {
 namespace {
 
-// Datagrams read per turn. One batch, so that acknowledgements, which the connections gather per
-// turn, leave soon enough to keep the sender's window open.
-constexpr size_t kReceiveBatch = 32;
+// Datagrams read per turn. Few enough that acknowledgements, which the connections gather per turn,
+// leave soon enough to keep the sender's window open.
+constexpr size_t kReceiveBatch = 128;
 // Batches sent per turn before the device is looked at again.
 constexpr int kBatchesPerTurn = 1;
-// Datagrams a connection sends before the next one has its turn: fair in bytes among bulk senders,
-// and a run of one destination still shares a system call.
-constexpr int kQuantum = 4;
+// What a connection sends before the next one has its turn: fair in bytes among bulk senders, and a
+// run of one destination still shares system calls, and packets where datagrams are small.
+constexpr int kQuantumDatagrams = 4;
+constexpr size_t kQuantumBytes = 65536;
 
 Nanos ReadClock() {
   return std::chrono::duration_cast<Nanos>(std::chrono::steady_clock::now().time_since_epoch());
@@ -50,18 +51,20 @@ Loop::Loop(const Config& config, std::unique_ptr<nic::NicBackend> nic, EngineSin
       sink_(sink),
       queue_(queue),
       hello_(MakeHello(config, *nic_)),
-      incoming_(kReceiveBatch) {}
+      incoming_(kReceiveBatch),
+      spin_(std::chrono::microseconds(config.spin_us)) {
+  counters_.engines = 1;
+}
 
 Status Loop::Run() {
-  const Nanos spin = std::chrono::microseconds(config_.spin_us);
   while (true) {
     const Nanos now = ReadClock();
     ++counters_.turns;
     const bool worked = Turn(now);
     if (stage_ == Stage::kStopped) return outcome_;
     if (worked) {
-      last_work_ = now;
-    } else if (now - last_work_ >= spin) {
+      spin_.OnWork(now);
+    } else if (!spin_.OnIdle(now)) {
       Sleep(now);
     } else {
       // Where threads outnumber cores, the work this one waits for may need its core. Measured on 2
@@ -78,6 +81,8 @@ bool Loop::Turn(Nanos now) {
   worked |= FireTimers(now);
   worked |= GrantCredits(now);
   DeliverEvents(now);
+  // What the sink answered at once leaves with the acknowledgements, not a turn later.
+  if (worked && RunCommands(now)) DeliverEvents(now);
   worked |= Transmit(now);
   // Events that transmitting caused, such as a failure noticed there, come with the next turn,
   // which must not sleep before it.
@@ -188,13 +193,15 @@ bool Loop::Transmit(Nanos now) {
       if (round_robin_ >= touched_.size()) round_robin_ = 0;
       PeerLink* link = touched_[round_robin_];
       bool exhausted = false;
-      for (int i = 0; i < kQuantum && !batch_.full(); ++i) {
+      size_t bytes = 0;
+      for (int i = 0; (i < kQuantumDatagrams || bytes < kQuantumBytes) && !batch_.full(); ++i) {
         const std::optional<core::Datagram> datagram = link->PollTransmit(now);
         if (!datagram.has_value()) {
           exhausted = true;
           break;
         }
         batch_.Add(link->handle(), *datagram);
+        bytes += datagram->header.size() + datagram->payload.size();
       }
       SetTimer(*link);
       if (exhausted) {
@@ -213,6 +220,7 @@ bool Loop::Transmit(Nanos now) {
 
 EngineStats Loop::Stats() const {
   EngineStats stats = counters_;
+  stats.nic = nic_->stats();
   for (const auto& link : links_) {
     if (link != nullptr) stats.peers.emplace(ToInt(link->id()), link->connection().stats());
   }

@@ -1,12 +1,13 @@
 // The engine thread: one turn after the other until shutdown is complete.
 //
-//   turn: commands -> datagrams in -> faults -> timers -> credits -> events to the sink ->
-//   datagrams
-//         out
-//   idle: turns without work for spin_us, then sleep until a datagram, a command or the next timer
+//   turn: commands -> datagrams in -> faults -> timers -> credits -> events to the sink -> what it
+//         answered -> datagrams out
+//   idle: turns without work while polling pays (spin_policy.h), then sleep until a datagram, a
+//         command or the next timer
 //
-// Owned by Engine. Run() and everything it calls belong to the engine thread, which is the only one
-// to touch the fields below, except that other threads push to the queue and call NicBackend::Wake.
+// Owned by a Worker. Run() and everything it calls belong to the engine thread, which is the only
+// one to touch the fields below, except that other threads push to the queue and call
+// NicBackend::Wake.
 #pragma once
 
 #include <memory>
@@ -22,6 +23,7 @@
 #include "csrc/engine/engine.h"
 #include "csrc/engine/limits.h"
 #include "csrc/engine/peer_link.h"
+#include "csrc/engine/spin_policy.h"
 #include "csrc/engine/timing_wheel.h"
 #include "csrc/engine/transmit_batch.h"
 #include "csrc/nic/nic_backend.h"
@@ -40,6 +42,20 @@ class Loop final {
   // Returns after a ShutdownCommand was carried out, with its outcome. No callback comes
   // afterwards.
   Status Run();
+
+  // What Run does again and again, for a driver with a clock of its own (the simulator); `now`
+  // never goes back.
+  //
+  // One turn. Returns whether anything was done, in which case there may be more to do at once.
+  bool Turn(Nanos now);
+  // When there is something to do although no datagram and no command comes.
+  Nanos NextTimeout() const;
+  // The device was full; there is something to do when it takes datagrams again.
+  bool stalled() const { return batch_.stalled(); }
+  bool stopped() const { return stage_ == Stage::kStopped; }
+  // Once stopped: what Run returns.
+  const Status& outcome() const { return outcome_; }
+
   // On the engine thread, or after Run returned.
   EngineStats Stats() const;
   // What becomes of a command that comes after the end. The caller's thread runs the callbacks
@@ -55,15 +71,14 @@ class Loop final {
     kStopped,
   };
 
-  bool Turn(Nanos now);  // returns whether anything was done
   void Sleep(Nanos now);
-  Nanos NextTimeout() const;
 
   bool RunCommands(Nanos now);
   void Handle(Nanos now, SendCommand& c);
   void Handle(Nanos now, RecvCommand& c);
   void Handle(Nanos now, ControlCommand& c);
   void Handle(Nanos now, CancelCommand& c);
+  void Handle(Nanos now, FailPeerCommand& c);
   void Handle(Nanos now, InspectCommand& c);
   void Handle(Nanos now, StatsCommand& c);
   void Handle(Nanos now, ConnectCommand& c);
@@ -110,7 +125,7 @@ class Loop final {
   Stage stage_ = Stage::kOpen;
   Nanos shutdown_deadline_ = kNever, stage_deadline_ = kNever;
   Status outcome_;
-  Nanos last_work_{};
+  SpinPolicy spin_;
   EngineStats counters_;  // `peers` is filled on request
 };
 

@@ -86,15 +86,29 @@ void Loop::Handle(Nanos now, ControlCommand& c) {
 void Loop::Handle(Nanos now, CancelCommand& c) {
   for (const Engine::Posted& posted : c.posted) {
     if (PeerLink* link = FindLink(posted.peer)) {
-      link->Cancel(now, posted.is_send, posted.token);
+      if (posted.never_posted) {
+        link->Discard(posted.is_send, *posted.never_posted);
+      } else {
+        link->Cancel(now, posted.is_send, posted.token);
+      }
       Touch(link);
     }
+    if (posted.never_posted) continue;
     std::erase_if(before_connect_, [&](const Command& waiting) {
       const auto* send = std::get_if<SendCommand>(&waiting);
       const auto* recv = std::get_if<RecvCommand>(&waiting);
       if (posted.is_send) return send != nullptr && send->token == posted.token;
       return recv != nullptr && recv->token == posted.token;
     });
+  }
+  c.done();
+}
+
+void Loop::Handle(Nanos now, FailPeerCommand& c) {
+  if (PeerLink* link = FindLink(c.peer)) {
+    link->Fail(c.status);
+    link->DeliverEvents(now);
+    Touch(link);
   }
   c.done();
 }
@@ -206,6 +220,8 @@ void Loop::RefuseCommand(Command& command) {
     ReportTo(sink_, recv->peer, core::EventKind::kRecvDone, recv->token, aborted);
   } else if (auto* cancel = std::get_if<CancelCommand>(&command)) {
     cancel->done();  // everything outstanding was reported when the engine stopped
+  } else if (auto* fail = std::get_if<FailPeerCommand>(&command)) {
+    fail->done();
   } else if (auto* inspect = std::get_if<InspectCommand>(&command)) {
     inspect->fn({});
   } else if (auto* stats = std::get_if<StatsCommand>(&command)) {

@@ -133,8 +133,9 @@ void PeerLink::DeliverEvents(Nanos now) {
         failure_ = Named(std::move(event->status));
         if (left_ && !aborting_) failure_ = ShutDownStatus();
         // An abort is this side's own doing, and a peer that left in order is missed only by what
-        // was outstanding.
-        const bool missed = !aborting_ && (!left_ || any_failed);
+        // was outstanding. So is one that falls silent while this side leaves: where both leave at
+        // once, its last words may be lost and nobody be there to repeat them.
+        const bool missed = !aborting_ && (!(left_ || leaving_) || any_failed);
         if (missed) sink_->OnPeerLost(id_, failure_);
         return;
       }

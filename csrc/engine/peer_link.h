@@ -50,9 +50,12 @@ class PeerLink final {
   void SendControl(Nanos now, const std::string& text);
   // Ignored when the token is not outstanding here.
   void Cancel(Nanos now, bool is_send, uint64_t token);
+  void Discard(bool is_send, const core::MessageTag& tag) { connection_->Discard(is_send, tag); }
 
   void OnDatagram(Nanos now, const nic::Incoming& in);
   void OnFault(Nanos now, const Status& fault);
+  // The peer was lost elsewhere.
+  void Fail(const Status& status) { connection_->Fail(status); }
   void OnTimeout(Nanos now);
   Nanos NextTimeout() const;
   std::optional<core::Datagram> PollTransmit(Nanos now) { return connection_->PollTransmit(now); }

@@ -6,9 +6,11 @@
 // engine guarantees by calling nothing but PollTransmit between Add and Flush. What a full device
 // refuses is copied whole, because the buffers may be withdrawn before it takes datagrams again;
 // that is rare, the memory comes and stays.
+//
+// In a batch so small that latency counts, datagrams with payload go before those without: an
+// answer leaves before the acknowledgement of what it answers.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -21,13 +23,17 @@ namespace uccl::engine {
 
 class TransmitBatch final {
  public:
-  // Enough to spread one system call over; the kernel's copy of a larger batch would leave the
-  // cache.
-  static constexpr size_t kCapacity = 32;
+  // Enough small datagrams that each of many paths gets several, which may leave as one packet; of
+  // large ones no more than stay in the cache between the checksum and the kernel's copy.
+  static constexpr size_t kCapacity = 256;
+  static constexpr size_t kMaxBytes = size_t{512} << 10;
 
-  TransmitBatch() : headers_(kCapacity) { batch_.reserve(kCapacity); }
+  TransmitBatch() : headers_(kHeaderBytes) { batch_.reserve(kCapacity); }
 
-  bool full() const { return batch_.size() == kCapacity; }
+  bool full() const {
+    return batch_.size() == kCapacity || bytes_ >= kMaxBytes ||
+           headers_.size() - headers_used_ < wire::kMaxAckBytes;
+  }
   // Something the device refused waits; nothing may be added until it is gone.
   bool stalled() const { return !refused_.empty(); }
 
@@ -43,8 +49,15 @@ class TransmitBatch final {
     std::vector<std::byte> bytes;
   };
   bool FlushRefused(nic::NicBackend* nic);
+  void Clear();
 
-  std::vector<std::array<std::byte, wire::kMaxAckBytes>> headers_;  // by place in batch_
+  // Longer batches are bulk, where nobody waits for a single datagram.
+  static constexpr size_t kUrgentBytes = 16384;
+  // Room for kCapacity headers of data and a few long acknowledgements.
+  static constexpr size_t kHeaderBytes = kCapacity * wire::kMaxHeadBytes + 16 * wire::kMaxAckBytes;
+
+  std::vector<std::byte> headers_;  // of the datagrams in batch_, one after the other
+  size_t headers_used_ = 0, bytes_ = 0;
   std::vector<nic::Outgoing> batch_;
   std::vector<Refused> refused_;  // oldest first
 };

@@ -76,12 +76,28 @@ TEST(TransmitBatch, Flush_KeepsWhatIsRefusedAlthoughBuffersChange) {
             (std::vector<std::string>{"1/0:hp0", "1/0:hp1", "1/0:hp2", "1/0:hp3", "1/0:hp4"}));
 }
 
+TEST(TransmitBatch, Flush_AnswersGoBeforeAcknowledgements) {
+  MeteredNic nic;
+  TransmitBatch batch;
+  const std::string ack = "ack", data = "data", bulk(70000, 'b');
+  batch.Add(1, {PathId{0}, View(ack), {}});
+  batch.Add(1, {PathId{1}, View(data), View(data)});
+  EXPECT_TRUE(batch.Flush(&nic));
+  EXPECT_EQ(nic.sent, (std::vector<std::string>{"1/1:datadata", "1/0:ack"}));
+  // In bulk an acknowledgement keeps its place: the peer's window waits for it.
+  nic.sent.clear();
+  batch.Add(1, {PathId{0}, View(ack), {}});
+  batch.Add(1, {PathId{1}, View(data), View(bulk)});
+  EXPECT_TRUE(batch.Flush(&nic));
+  EXPECT_EQ(nic.sent[0], "1/0:ack");
+}
+
 TEST(TransmitBatch, Full_AtCapacity) {
   MeteredNic nic;
   TransmitBatch batch;
-  const std::string header(wire::kMaxAckBytes, 'h');
+  const std::string header(wire::kMaxHeadBytes, 'h');
   for (size_t i = 0; i < TransmitBatch::kCapacity; ++i) {
-    ASSERT_FALSE(batch.full());
+    ASSERT_FALSE(batch.full()) << i;
     batch.Add(0, {PathId{0}, View(header), {}});
   }
   EXPECT_TRUE(batch.full());
@@ -89,6 +105,31 @@ TEST(TransmitBatch, Full_AtCapacity) {
   EXPECT_FALSE(batch.full());
   ASSERT_EQ(nic.sent.size(), TransmitBatch::kCapacity);
   EXPECT_EQ(nic.sent.back(), "0/0:" + header);
+}
+
+TEST(TransmitBatch, Full_BeforeTheLongestHeadersOutgrowTheirMemory) {
+  MeteredNic nic;
+  TransmitBatch batch;
+  size_t added = 0;
+  for (; !batch.full(); ++added) {
+    ASSERT_LT(added, TransmitBatch::kCapacity);
+    batch.Add(
+        0, {PathId{0}, View(std::string(wire::kMaxAckBytes, static_cast<char>('a' + added))), {}});
+  }
+  EXPECT_GE(added, 16u);
+  EXPECT_TRUE(batch.Flush(&nic));
+  ASSERT_EQ(nic.sent.size(), added);
+  for (size_t i = 0; i < added; ++i) {
+    EXPECT_EQ(nic.sent[i], "0/0:" + std::string(wire::kMaxAckBytes, static_cast<char>('a' + i)));
+  }
+}
+
+TEST(TransmitBatch, Full_AtTheBytesThatStayInTheCache) {
+  TransmitBatch batch;
+  const std::string header = "h", payload(64000, 'p');
+  size_t added = 0;
+  for (; !batch.full(); ++added) batch.Add(0, {PathId{0}, View(header), View(payload)});
+  EXPECT_EQ(added, (TransmitBatch::kMaxBytes + payload.size()) / (payload.size() + 1));
 }
 
 }  // namespace

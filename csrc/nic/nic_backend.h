@@ -44,6 +44,19 @@ struct Fault {
   Status status;
 };
 
+// What a device did since it was opened. A backend without such a thing leaves it at 0.
+struct NicStats {
+  uint64_t send_calls = 0, receive_calls = 0;  // system calls that moved something
+  uint64_t datagrams_sent = 0, datagrams_received = 0;
+  // Packets handed over as one and cut by the kernel or the device, or joined on their way in, and
+  // the datagrams in them (also counted above).
+  uint64_t segmented_packets = 0, segmented_datagrams = 0;
+  uint64_t joined_packets = 0, joined_datagrams = 0;
+  uint64_t segmentation_refused = 0;  // such packets that were refused, and sent one by one instead
+  // What is in use now; false where it is switched off, or the kernel or the route cannot do it.
+  bool segmentation = false, receive_offload = false;
+};
+
 class NicBackend {
  public:
   virtual ~NicBackend() = default;
@@ -60,6 +73,7 @@ class NicBackend {
   // Fills `out` with what has arrived and returns the number; never blocks.
   virtual size_t Poll(std::span<Incoming> out) = 0;
   virtual std::vector<Fault> PollFaults() = 0;
+  virtual NicStats stats() const { return {}; }
   // Sleeps until a datagram is readable, Wake() was called, or `timeout` passed (kNever: no limit).
   // When `want_send` is set it also returns once the device can take datagrams again.
   virtual void Wait(Nanos timeout, bool want_send) = 0;

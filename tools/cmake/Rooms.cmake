@@ -23,6 +23,15 @@ elseif(JAX_UCCL_SANITIZE STREQUAL "thread")
 elseif(JAX_UCCL_SANITIZE)
   message(FATAL_ERROR "JAX_UCCL_SANITIZE is '${JAX_UCCL_SANITIZE}'; it may be empty, address or thread")
 endif()
+if(JAX_UCCL_BUILD_FUZZERS)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang" OR JAX_UCCL_SANITIZE)
+    message(FATAL_ERROR "JAX_UCCL_BUILD_FUZZERS needs clang, and brings its own sanitizers")
+  endif()
+  set(_sanitize -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
+  target_compile_options(uccl_flags INTERFACE ${_sanitize} -g1 -fno-omit-frame-pointer)
+  target_compile_definitions(uccl_flags INTERFACE _GLIBCXX_ASSERTIONS)
+  target_link_options(uccl_flags INTERFACE ${_sanitize})
+endif()
 if(JAX_UCCL_SANITIZE)
   # Line numbers only: tracking variables through the instrumentation makes gcc three times slower. Its middle end
   # also warns falsely there.
@@ -72,6 +81,21 @@ function(_uccl_library target sources links includes)
   endif()
 endfunction()
 
+# One executable and one ctest of the same name.
+function(uccl_test target source library)
+  add_executable(${target} "${source}")
+  # Tests are compiled often and run shortly: the last -O wins.
+  target_compile_options(${target} PRIVATE ${_test_options})
+  target_link_libraries(${target} PRIVATE ${library} GTest::gtest_main)
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_precompile_headers(${target} REUSE_FROM uccl_test_header)
+  add_test(NAME ${target} COMMAND ${target})
+  # Some tests read files of the tree, for instance the golden bytes in docs/wire_format.md.
+  set_tests_properties(${target} PROPERTIES
+    TIMEOUT 600
+    ENVIRONMENT "UCCL_SOURCE_ROOT=${CMAKE_CURRENT_SOURCE_DIR}")
+endfunction()
+
 function(uccl_room name folder)
   cmake_parse_arguments(ARG "" "EXCLUDE" "DEPS;SYSTEM_INCLUDES" ${ARGN})
   set(root "${CMAKE_CURRENT_SOURCE_DIR}/${folder}")
@@ -93,25 +117,17 @@ function(uccl_room name folder)
     list(APPEND testing_links uccl_${dep}_testing)
   endforeach()
   _uccl_library(uccl_${name} "${sources}" "${links}" "${ARG_SYSTEM_INCLUDES}")
+  if(JAX_UCCL_BUILD_TESTS OR JAX_UCCL_BUILD_FUZZERS)
+    _uccl_library(uccl_${name}_testing "${testing}" "${testing_links}" "")
+  endif()
   if(NOT JAX_UCCL_BUILD_TESTS)
     return()
   endif()
 
-  _uccl_library(uccl_${name}_testing "${testing}" "${testing_links}" "")
   foreach(test IN LISTS tests)
     file(RELATIVE_PATH target "${root}" "${test}")
     string(REGEX REPLACE "\\.cc$" "" target "${name}/${target}")
     string(REPLACE "/" "_" target "${target}")
-    add_executable(${target} "${test}")
-    # Tests are compiled often and run shortly: the last -O wins.
-    target_compile_options(${target} PRIVATE ${_test_options})
-    target_link_libraries(${target} PRIVATE uccl_${name}_testing GTest::gtest_main)
-    set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
-    target_precompile_headers(${target} REUSE_FROM uccl_test_header)
-    add_test(NAME ${target} COMMAND ${target})
-    # Some tests read files of the tree, for instance the golden bytes in docs/wire_format.md.
-    set_tests_properties(${target} PROPERTIES
-      TIMEOUT 600
-      ENVIRONMENT "UCCL_SOURCE_ROOT=${CMAKE_CURRENT_SOURCE_DIR}")
+    uccl_test(${target} "${test}" uccl_${name}_testing)
   endforeach()
 endfunction()

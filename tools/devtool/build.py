@@ -33,8 +33,9 @@ def _configure(folder: Path, environment: Environment, options: dict[str, str]) 
     run([*command, *defines], env=environment.env(), quiet=True)
 
 
-def _compile(folder: Path, environment: Environment, target: str = "all") -> None:
-    command: Words = [environment.tool("cmake"), "--build", folder, f"-j{JOBS}", "--target", target]
+def _compile(folder: Path, environment: Environment, *targets: str) -> None:
+    command: Words = [environment.tool("cmake"), "--build", folder, f"-j{JOBS}", "--target"]
+    command += targets or ("all",)
     run(command, env=environment.env())
 
 
@@ -66,6 +67,12 @@ def build_module(
     return folder
 
 
+def build_programs(folder: Path, environment: Environment) -> None:
+    """The native programs of benchmarks/, into a folder that build_module has made."""
+    with timed("building the benchmarks"):
+        _compile(folder, environment, "engine_bench")
+
+
 def build_sanitized(environment: Environment, headers: Path, sanitizer: str) -> Path:
     """The C++ tests with a sanitizer, without Python; the build folder."""
     system.need_compiler()
@@ -82,6 +89,22 @@ def build_sanitized(environment: Environment, headers: Path, sanitizer: str) -> 
     with timed(f"building with the {sanitizer} sanitizer"):
         _configure(folder, environment, options)
         _compile(folder, environment)
+    return folder
+
+
+def build_fuzzers(environment: Environment, compiler: str, targets: list[str]) -> Path:
+    """The libFuzzer programs, without Python; the build folder."""
+    folder = ROOT / "build" / "dev-fuzz"
+    options = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_CXX_COMPILER": compiler,
+        "JAX_UCCL_BUILD_FUZZERS": "ON",
+        "JAX_UCCL_BUILD_PYTHON": "OFF",
+        "JAX_UCCL_WERROR": "ON",
+    }
+    with timed("building the fuzzers"):
+        _configure(folder, environment, options)
+        _compile(folder, environment, *targets)
     return folder
 
 

@@ -10,7 +10,7 @@ from devtool.pythons import Environment
 from devtool.shell import ROOT, run, say, status_of
 from devtool.tally import Counts
 
-_CODE_FOLDERS = ("csrc", "xla_ffi")
+_CODE_FOLDERS = ("benchmarks", "csrc", "tests", "xla_ffi")
 _TEXT = (
     "README.md",
     "ARCHITECTURE.md",

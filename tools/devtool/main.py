@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from devtool import build, lint, pythons, testing
+from devtool import build, fuzz, lint, pythons, testing
 from devtool.shell import ROOT, DevError, Words, run, say, status_of
 
 _EPILOG = """\
@@ -34,6 +34,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--quick", action="store_true", help="one Python, no slow tests, few stages"
     )
+
+    command = commands.add_parser("fuzz", help="fuzz the receive path with libFuzzer (needs clang)")
+    command.add_argument("target", nargs="?", help="default: all in turn")
+    command.add_argument("--seconds", type=int, default=60, help="for each target; default 60")
+    command.add_argument("--keep", action="store_true", help="update tests/fuzz/corpus afterwards")
 
     command = commands.add_parser("demo", help="train a small mixture of experts in 4 processes")
     command.add_argument("-n", type=int, default=4, help="number of processes")
@@ -70,10 +75,13 @@ def _clean(everything: bool) -> None:
             shutil.rmtree(path)
 
 
-def _built(named: str | None) -> pythons.Environment:
+def _built(named: str | None, *, programs: bool = False) -> pythons.Environment:
     """One environment with its module up to date: what demo, bench and docs run in."""
     environments = pythons.environments(only_first=True, named=named)
-    build.build_module(environments[0], pythons.xla_headers(environments), with_tests=False)
+    headers = pythons.xla_headers(environments)
+    folder = build.build_module(environments[0], headers, with_tests=False)
+    if programs:
+        build.build_programs(folder, environments[0])
     return environments[0]
 
 
@@ -88,7 +96,7 @@ def _bench(named: str | None, name: str | None, args: list[str]) -> int:
     chosen = [p for p in programs if name in (None, p.stem)]
     if not chosen:
         raise DevError(f"no such benchmark; there are: {', '.join(p.stem for p in programs)}")
-    environment = _built(named)
+    environment = _built(named, programs=True)
     return max(status_of([environment.python, p, *args], env=environment.env()) for p in chosen)
 
 
@@ -111,6 +119,9 @@ def _main(options: argparse.Namespace) -> int:
                 raise DevError(f"unknown {sorted(unknown)}; stages: {', '.join(testing.STAGES)}")
             chosen = testing.Options(filter=options.filter, quick=options.quick)
             return testing.run_tests(tuple(options.stages), chosen, named)
+        case "fuzz":
+            environment = pythons.environments(only_first=True, named=named)[0]
+            return fuzz.fuzz(environment, options.target, options.seconds, options.keep)
         case "demo":
             return _demo(named, options.n, options.args)
         case "lint":

@@ -23,6 +23,11 @@ struct AckSample {
   // The application, not the window, held the sender back; such an ACK says nothing about a larger
   // window. Controllers also work it out from inflight_bytes (limits.h).
   bool app_limited = false;
+  // Of `rtt`, how long the ACK waited on its way back (path/reverse_delay.h): time that is part of
+  // the round trip, but no queue that the acknowledged packets stood in.
+  Nanos waited{};
+  // The delay that congestion of the way there explains.
+  Nanos delay() const { return rtt - waited; }
 };
 struct LossSample {
   Nanos now{};
@@ -64,6 +69,10 @@ struct CongestionParams {
   int64_t line_rate_bytes_per_s = 0;
   // Round trip without any queue. 0: unknown, the smallest sample stands for it (round_trip.h).
   Nanos base_rtt{};
+  // Delay above the base RTT that is no congestion: queues that a few flows cause, and what busy
+  // hosts add to the round trip. 0: unknown, what the controller's paper suggests for hosts with
+  // hardware timestamps.
+  Nanos queue_budget{};
   // Switches on the path, for what scales with the topology. 0: unknown.
   int32_t hops = 0;
 };

@@ -35,16 +35,16 @@ class RoundTrip final {
     UpdateDraining(sample.now);
     if (sample.rtt <= Nanos(0)) return false;
     // Longer ones would say no more, and keep the arithmetic bounded.
-    const Nanos rtt = std::min(sample.rtt, kLongest);
     const bool first = !has_sample();
-    smoothed_.Sample(rtt);
-    if (first || rtt < measured_base_) measured_base_ = rtt;
-    if (rtt <= measured_base_ + measured_base_ / 16) {
+    smoothed_.Sample(std::min(sample.rtt, kLongest));
+    const Nanos delay = std::min(sample.delay(), kLongest);
+    if (first || delay < measured_base_) measured_base_ = delay;
+    if (delay <= measured_base_ + measured_base_ / 16) {
       base_seen_ = sample.now;
       alone_base_ = kNever;
       return true;
     }
-    if (sample.inflight_bytes == 0) alone_base_ = std::min(alone_base_, rtt);
+    if (sample.inflight_bytes == 0) alone_base_ = std::min(alone_base_, delay);
     if (sample.now - base_seen_ > kExpiry && alone_base_ != kNever) {
       measured_base_ = alone_base_;
       base_seen_ = sample.now;

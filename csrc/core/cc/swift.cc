@@ -28,7 +28,7 @@ constexpr double kFlowScalingMinCwnd =
     0.1;  // fs_min_cwnd, section 3.5: full extra target at and below
 constexpr double kFlowScalingMaxCwnd = 100;  // fs_max_cwnd, section 3.5: none at and above
 constexpr double kQueueBudgetSeconds =
-    25e-6;  // queueing that a few flows may cause, in the base target
+    25e-6;  // queueing that a few flows may cause, in the base target; unless given
 constexpr double kQueueBudgetPackets =
     4;  // or the time of so many packets at line rate, if that is longer
 constexpr double kQueueBudgetOfBase =
@@ -41,6 +41,8 @@ class Swift final : public CongestionController {
   explicit Swift(const CongestionParams& params)
       : limits_(params),
         hops_(std::max(params.hops, 0)),
+        queue_budget_s_(params.queue_budget > Nanos(0) ? ToSeconds(params.queue_budget)
+                                                       : kQueueBudgetSeconds),
         round_trip_(params),
         max_cwnd_(limits_.max_window / limits_.mtu),
         min_cwnd_(std::min(kMinCwnd, max_cwnd_)),
@@ -52,7 +54,7 @@ class Swift final : public CongestionController {
   void OnAck(const AckSample& sample) override {
     retransmit_count_ = 0;
     if (!round_trip_.OnAck(sample)) return;
-    const double delay_s = ToSeconds(sample.rtt);
+    const double delay_s = ToSeconds(sample.delay());
     const double target_s = TargetDelaySeconds();
     if (delay_s < target_s) {
       // What draining shows is not what the window causes.
@@ -115,7 +117,7 @@ class Swift final : public CongestionController {
   // root of their number; it also makes them equal.
   double TargetDelaySeconds() const {
     const double base_s = ToSeconds(round_trip_.base());
-    double budget_s = std::max(kQueueBudgetSeconds, kQueueBudgetOfBase * base_s);
+    double budget_s = std::max(queue_budget_s_, kQueueBudgetOfBase * base_s);
     if (limits_.line_rate_known) {
       budget_s = std::max(budget_s, kQueueBudgetPackets * limits_.mtu / limits_.max_rate);
     }
@@ -138,6 +140,7 @@ class Swift final : public CongestionController {
 
   const Limits limits_;
   const int32_t hops_;
+  const double queue_budget_s_;
   RoundTrip round_trip_;
   OncePerRoundTrip gate_;
   const double max_cwnd_, min_cwnd_;

@@ -40,6 +40,21 @@ TEST(Swift, Target_HoldsPacketsOfASlowLink) {
   EXPECT_NEAR(testing::CongestionDriver("swift", slow).Value("target_ns"), 840'760, 20);
 }
 
+TEST(Swift, Target_HoldsTheBudgetThatIsGiven) {
+  CongestionParams given = kParams;
+  given.queue_budget = FromMicros(1000);
+  // Base 20, budget 1000, range 4000; scaling at 10 packets 7.061 / 100 * 4000 = 282.45.
+  testing::CongestionDriver d("swift", given);
+  EXPECT_NEAR(d.Value("target_ns"), 1'302'450, 50);
+  // A quarter of a long base is more than a short budget.
+  given.queue_budget = FromMicros(1);
+  EXPECT_LT(testing::CongestionDriver("swift", given).Value("target_ns"), 40'000);
+  d.Ack(kBase, 10, FromMicros(1200));
+  EXPECT_DOUBLE_EQ(Cwnd(d), 20) << "below the target";
+  d.Ack(FromMicros(1500), 10, FromMicros(5000));
+  EXPECT_DOUBLE_EQ(Cwnd(d), 10) << "above it, by more than max_mdf allows to take off";
+}
+
 TEST(Swift, Start_DoublesUntilTheFirstSignOfCongestion) {
   for (int kind = 0; kind < 3; ++kind) {
     testing::CongestionDriver d("swift", kParams);

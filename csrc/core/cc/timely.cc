@@ -38,14 +38,16 @@ class Timely final : public CongestionController {
   explicit Timely(const CongestionParams& params)
       : limits_(params),
         round_trip_(params),
+        low_above_base_s_(params.queue_budget > Nanos(0) ? ToSeconds(params.queue_budget)
+                                                         : kLowAboveBaseSeconds),
         delta_(limits_.line_rate_known ? kAddOfLineRate * limits_.max_rate : kAddRate) {}
 
   void OnSent(Nanos, int64_t) override {}
 
   void OnAck(const AckSample& sample) override {
     if (!round_trip_.OnAck(sample)) return;
-    const double rtt_s = ToSeconds(sample.rtt), base_s = ToSeconds(round_trip_.base());
-    const double margin_s = std::max(kLowAboveBaseSeconds, kLowAboveBase * base_s);
+    const double rtt_s = ToSeconds(sample.delay()), base_s = ToSeconds(round_trip_.base());
+    const double margin_s = std::max(low_above_base_s_, kLowAboveBase * base_s);
     const double low_s = base_s + margin_s, high_s = base_s + kHighOfLow * margin_s;
     if (rate_ == 0) {
       // Deviation: the paper starts a flow at the line rate divided by the flows of the host, which
@@ -134,6 +136,7 @@ class Timely final : public CongestionController {
   const Limits limits_;
   RoundTrip round_trip_;
   OncePerRoundTrip gate_;
+  const double low_above_base_s_;
   const double delta_;
   double initial_window_ = limits_.InitialWindow();  // until there is a rate
   double rate_ = 0;                                  // bytes per second; 0 before the first sample

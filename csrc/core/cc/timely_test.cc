@@ -62,6 +62,39 @@ TEST(Timely, BelowTlow_AddsDelta) {
   EXPECT_NEAR(d.rate(), 252'500'000, 1);
 }
 
+TEST(Timely, Tlow_LiesAboveTheBudgetThatIsGiven) {
+  CongestionParams given = kParams;
+  given.queue_budget = FromMicros(1000);  // T_low = 1020 us, T_high = 16020 us
+  testing::CongestionDriver d("timely", given);
+  d.Ack(kBase, 1, kBase);
+  d.Lose(kBase);
+  const int64_t before = d.rate();
+  d.Ack(kBase, 1, FromMicros(1000));
+  EXPECT_EQ(d.rate(), before + 1'250'000);
+  // Above T_high: less 0.8 * (1 - 16.02 / 32.04).
+  d.Ack(FromMillis(40), 1, FromMicros(32'040));
+  EXPECT_NEAR(static_cast<double>(d.rate()), 0.6 * static_cast<double>(before + 1'250'000), 10);
+}
+
+TEST(Timely, WhatAnAckWaitedIsNoDelay) {
+  CongestionParams params = kParams;
+  auto made = MakeCongestionController("timely", params);
+  CongestionController& controller = *made.value();
+  AckSample sample{
+      .now = FromMillis(1), .rtt = kBase, .acked_bytes = 1000, .inflight_bytes = 10'000};
+  controller.OnAck(sample);
+  controller.OnLoss({.now = FromMillis(2), .lost_bytes = 1000, .inflight_bytes = 10'000});
+  const int64_t rate = controller.pacing_rate_bytes_per_s();
+  sample.now = FromMillis(3);
+  sample.rtt = FromMicros(900);
+  sample.waited = FromMicros(880);
+  controller.OnAck(sample);
+  EXPECT_EQ(controller.pacing_rate_bytes_per_s(), rate + 1'250'000) << "below T_low";
+  // The window is for the whole round trip, or the rate could not be held: srtt 20 + 880 / 8.
+  EXPECT_NEAR(static_cast<double>(controller.window_bytes()),
+              static_cast<double>(rate + 1'250'000) * 130e-6 + 1000, 2);
+}
+
 TEST(Timely, CalmEvents_StartHyperactiveIncrease) {
   auto d = Steady();
   for (int i = 0; i < 4; ++i) d.Ack(kBase, 1, kBase);

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "csrc/base/types.h"
+#include "csrc/core/path/reverse_delay.h"
 #include "csrc/core/ring.h"
 #include "csrc/core/rtt_estimator.h"
 
@@ -34,6 +35,7 @@ struct PathState {
   };
   RttEstimator rtt;
   Nanos rtt_taken{};               // when the newest sample was taken
+  ReverseDelay reverse;            // of ACKs that came back on it
   uint64_t next_seq = 1;           // counts transmissions on this path
   uint64_t highest_acked_seq = 0;  // of transmissions whose ACK is unambiguous
   uint64_t reorder_threshold = kInitialReorderThreshold;
@@ -84,7 +86,7 @@ struct PathState {
   // Of the current ACK, for congestion.h.
   int64_t acked_bytes_now = 0;
   uint32_t acked_packets_now = 0, marks_now = 0;
-  Nanos rtt_now{0};
+  Nanos rtt_now{0}, waited_now{0};
 
   uint64_t packets_sent = 0, packets_lost = 0, packets_marked = 0, failures = 0, probes = 0;
 };

@@ -3,9 +3,8 @@
 // Threads: everything belongs to the engine thread, except Wake(), which touches only `wake_state_`
 // and writes to the eventfd. Construction and destruction happen while no other thread calls.
 //
-// Left to others: what is in the datagrams, loss, order, windows. UDP segmentation and receive
-// offload (UDP_SEGMENT, UDP_GRO) would go into Endpoint::Send and Endpoint::Receive without a
-// change here.
+// Left to others: what is in the datagrams, loss, order, windows. Segmentation on send is
+// Endpoint's alone; what comes joined is taken apart here.
 #include "csrc/nic/udp/device.h"
 
 #include <errno.h>
@@ -57,9 +56,8 @@ class UdpBackend final : public NicBackend {
  public:
   explicit UdpBackend(const Config& config, SocketAddress ip)
       : ip_(ip),
-        slots_(kReceiveSlots, config.max_datagram_bytes > 0
-                                  ? static_cast<size_t>(config.max_datagram_bytes)
-                                  : kLargestDatagram) {
+        // Room for joined packets, whatever the size of a datagram.
+        slots_(kReceiveSlots, kLargestPacket) {
     capabilities_.max_datagram_bytes = config.max_datagram_bytes > 0
                                            ? static_cast<size_t>(config.max_datagram_bytes)
                                            : kLargestDatagram;
@@ -76,12 +74,15 @@ class UdpBackend final : public NicBackend {
   size_t PostSend(std::span<const Outgoing> batch) override;
   size_t Poll(std::span<Incoming> out) override;
   std::vector<Fault> PollFaults() override;
+  NicStats stats() const override;
   void Wait(Nanos timeout, bool want_send) override;
   void Wake() override;
 
  private:
   // Waits on the epoll set and files what it reports: readable sockets, error queues, the eventfd.
   void CollectReadiness(Nanos timeout);
+  // Moves datagrams of packets that were received before into `out` from `count` on; the new count.
+  size_t TakeArrived(std::span<Incoming> out, size_t count);
   Status Watch(int fd, uint64_t tag);
   void WatchWritable(size_t endpoint, bool on);
   // Errors of a PostSend, by place in the batch.
@@ -97,10 +98,29 @@ class UdpBackend final : public NicBackend {
   FaultLog faults_;
   FileDescriptor epoll_, event_;
 
+  // Packets of the last Poll that is not handed out to its end, which may hold several datagrams.
+  struct Arrived {
+    PathId path{};
+    Bytes rest;
+    size_t segment_bytes = 0;
+    Ecn ecn = Ecn::kNotCapable;
+  };
+  std::vector<Arrived> arrived_;  // handed out up to next_arrived_
+  size_t next_arrived_ = 0;
+  NicStats stats_;
+
   std::vector<size_t> ready_;       // endpoints with datagrams left, oldest first
   std::vector<char> is_ready_;      // by endpoint: is in ready_
   std::vector<char> send_blocked_;  // by endpoint: its last send found the socket full
-  std::vector<size_t> order_;       // scratch of PostSend: places of the batch grouped by path
+  // Scratch of PostSend: the places of the batch in the order of sending.
+  struct Place {
+    size_t first_of_path;  // the first place with the same path
+    PeerHandle peer;
+    size_t index;
+    auto operator<=>(const Place&) const = default;
+  };
+  std::vector<Place> order_;
+  std::vector<size_t> first_place_;                  // by endpoint
   std::vector<std::pair<size_t, int>> send_errors_;  // scratch of PostSend
 
   // Shared with threads that Wake. See Wake for the order.
@@ -116,8 +136,10 @@ Status UdpBackend::Open(const Config& config) {
   if (!status.ok()) return status;
   int64_t granted = 0;
   for (int64_t path = 0; path < config.paths; ++path) {
-    Result<Endpoint> endpoint = Endpoint::Open(ip_, config.socket_buffer_bytes,
-                                               config.ecn != 0 ? Ecn::kCapable : Ecn::kNotCapable);
+    const EndpointOptions options{
+        config.socket_buffer_bytes, config.ecn != 0 ? Ecn::kCapable : Ecn::kNotCapable,
+        static_cast<size_t>(config.udp_segments), config.udp_receive_offload != 0};
+    Result<Endpoint> endpoint = Endpoint::Open(ip_, options);
     if (!endpoint.ok()) return endpoint.status();
     status = Watch(endpoint.value().fd(), static_cast<uint64_t>(path));
     if (!status.ok()) return status;
@@ -129,6 +151,7 @@ Status UdpBackend::Open(const Config& config) {
   is_ready_.assign(endpoints_.size(), 0);
   send_blocked_.assign(endpoints_.size(), 0);
   ready_.reserve(endpoints_.size());
+  arrived_.reserve(slots_.count());
   return Status::Ok();
 }
 
@@ -180,73 +203,110 @@ Result<PeerHandle> UdpBackend::AddPeer(const std::string& remote_address) {
 
 size_t UdpBackend::PostSend(std::span<const Outgoing> batch) {
   // The datagrams of one socket go out in one system call although policies alternate between
-  // sockets. Within a socket the order of the batch is kept.
-  order_.resize(batch.size());
-  for (size_t i = 0; i < batch.size(); ++i) order_[i] = i;
-  const auto path_of = [&](size_t i) { return ToInt(batch[i].path) % endpoints_.size(); };
+  // sockets, and those of one peer next to each other, so that they may leave as one packet. The
+  // socket of the batch's first datagram comes first. Between one socket and one peer the order of
+  // the batch is kept.
+  order_.clear();
+  first_place_.assign(endpoints_.size(), batch.size());
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const size_t path = ToInt(batch[i].path) % endpoints_.size();
+    first_place_[path] = std::min(first_place_[path], i);
+    order_.push_back({first_place_[path], batch[i].peer, i});
+  }
   // The place breaks ties: std::stable_sort would allocate on every call.
-  std::sort(order_.begin(), order_.end(), [&](size_t a, size_t b) {
-    return std::pair(path_of(a), a) < std::pair(path_of(b), b);
-  });
+  std::sort(order_.begin(), order_.end());
   size_t taken = batch.size();
   std::array<OutgoingDatagram, kSyscallBatch> group;
   for (size_t begin = 0; begin < order_.size();) {
-    const size_t path = path_of(order_[begin]);
-    size_t count = 0;
+    const size_t first = order_[begin].first_of_path;
+    const size_t path = ToInt(batch[first].path) % endpoints_.size();
+    // What lies behind a refused datagram is offered again with it. A few of those may have left
+    // already and then travel twice, which the protocol bears; it takes a full device.
+    size_t count = 0, lowest = batch.size();
     while (count < kSyscallBatch && begin + count < order_.size() &&
-           path_of(order_[begin + count]) == path) {
-      const Outgoing& out = batch[order_[begin + count]];
+           order_[begin + count].first_of_path == first) {
+      const Place& place = order_[begin + count];
+      const Outgoing& out = batch[place.index];
+      lowest = std::min(lowest, place.index);
       group[count++] = {&peers_[out.peer].by_path[path], out.header, out.payload};
     }
-    // What lies behind the first refused datagram is offered again with it. A few of those may have
-    // left through other sockets already and then travel twice, which the protocol bears; it takes
-    // a full device.
-    if (order_[begin] < taken) {
+    if (lowest < taken) {
       send_errors_.clear();
       const Endpoint::SendResult result =
-          endpoints_[path].Send(std::span(group.data(), count), &send_errors_);
+          endpoints_[path].Send(std::span(group.data(), count), &send_errors_, &stats_);
       for (const auto& [place, error] : send_errors_)
-        NoteSendError(batch[order_[begin + place]], error);
+        NoteSendError(batch[order_[begin + place].index], error);
       send_blocked_[path] = result.full;
-      if (result.full) taken = std::min(taken, order_[begin + result.taken]);
+      if (result.full) {
+        for (size_t i = result.taken; i < count; ++i)
+          taken = std::min(taken, order_[begin + i].index);
+      }
     }
     begin += count;
   }
   return taken;
 }
 
+size_t UdpBackend::TakeArrived(std::span<Incoming> out, size_t count) {
+  while (next_arrived_ < arrived_.size() && count < out.size()) {
+    Arrived& packet = arrived_[next_arrived_];
+    const size_t size = std::min(packet.segment_bytes, packet.rest.size());
+    // A longer one than anything a peer of ours sends is no datagram of ours.
+    if (size <= capabilities_.max_datagram_bytes) {
+      out[count++] = {packet.path, packet.rest.first(size), packet.ecn};
+    }
+    packet.rest = packet.rest.subspan(size);
+    if (packet.rest.empty()) ++next_arrived_;
+  }
+  return count;
+}
+
 size_t UdpBackend::Poll(std::span<Incoming> out) {
+  // The slots are in use until all that is in them was handed out.
+  if (next_arrived_ < arrived_.size()) return TakeArrived(out, 0);
+  arrived_.clear();
+  next_arrived_ = 0;
   if (ready_.empty()) CollectReadiness(Nanos(0));
   const size_t limit = std::min(out.size(), slots_.count());
-  size_t count = 0;
+  size_t used = 0;
   // One system call per socket in turn, so that a flooded path does not hide the others.
-  while (count < limit && !ready_.empty()) {
+  while (used < limit && !ready_.empty()) {
     const size_t index = ready_.front();
     ready_.erase(ready_.begin());
-    std::array<MutableBytes, kSyscallBatch> slots;
-    std::array<ReceivedDatagram, kSyscallBatch> got;
-    const size_t want = std::min(limit - count, kSyscallBatch);
-    for (size_t i = 0; i < want; ++i) slots[i] = slots_.slot(count + i);
-    const size_t received =
-        endpoints_[index].Receive(std::span(slots.data(), want), std::span(got.data(), want));
+    std::array<MutableBytes, kSlotsPerCall> slots;
+    std::array<ReceivedDatagram, kSlotsPerCall> got;
+    const size_t want = std::min(limit - used, kSlotsPerCall);
+    for (size_t i = 0; i < want; ++i) slots[i] = slots_.slot(used + i);
+    const size_t received = endpoints_[index].Receive(std::span(slots.data(), want),
+                                                      std::span(got.data(), want), &stats_);
     for (size_t i = 0; i < received; ++i) {
-      if (got[i].truncated) continue;  // longer than anything a peer of ours sends
-      out[count++] = {PathId{static_cast<uint16_t>(index)}, Bytes(slots[i].first(got[i].size)),
-                      got[i].ecn};
+      if (got[i].truncated || got[i].size == 0) continue;  // nothing that a peer of ours sends
+      arrived_.push_back({PathId{static_cast<uint16_t>(index)}, Bytes(slots[i].first(got[i].size)),
+                          got[i].segment_bytes, got[i].ecn});
     }
+    used += received;
     if (received == want) {
       ready_.push_back(index);
     } else {
       is_ready_[index] = 0;
     }
   }
-  return count;
+  return TakeArrived(out, 0);
+}
+
+NicStats UdpBackend::stats() const {
+  NicStats stats = stats_;
+  for (const Endpoint& e : endpoints_) {
+    stats.segmentation |= e.segmentation();
+    stats.receive_offload |= e.receive_offload();
+  }
+  return stats;
 }
 
 std::vector<Fault> UdpBackend::PollFaults() { return faults_.Take(); }
 
 void UdpBackend::Wait(Nanos timeout, bool want_send) {
-  if (!ready_.empty() || !faults_.empty()) return;
+  if (!ready_.empty() || !faults_.empty() || next_arrived_ < arrived_.size()) return;
   // From here to the last exchange, Wake writes to the eventfd.
   //
   // acquire on every read of the state: sees what the caller of a Wake wrote before it. An exchange

@@ -3,7 +3,10 @@
 #include "csrc/nic/udp/device.h"
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -56,7 +59,62 @@ std::string SendOne(NicBackend* a, PeerHandle to, PathId path, const std::string
   return "nothing arrived";
 }
 
-bool HasIpv6() { return Endpoint::Open(ParseIp("::1").value(), 65536).ok(); }
+bool HasIpv6() { return Endpoint::Open(ParseIp("::1").value(), {}).ok(); }
+
+// Two sockets on loopback, and datagrams from one to the other.
+struct Sockets {
+  explicit Sockets(const EndpointOptions& from, const EndpointOptions& to,
+                   const std::string& address = "127.0.0.1")
+      : ip(ParseIp(address).value()),
+        a(Endpoint::Open(ip, from)),
+        b(Endpoint::Open(ip, to)),
+        memory(kSlotsPerCall, std::vector<std::byte>(kLargestPacket)) {
+    EXPECT_TRUE(a.ok() && b.ok());
+    destination = ip;
+    destination.set_port(b.value().port());
+  }
+  void Send(const std::vector<std::vector<std::byte>>& datagrams) {
+    std::vector<OutgoingDatagram> batch;
+    for (const auto& d : datagrams) {
+      const size_t head = std::min<size_t>(d.size(), 20);  // in two pieces, as the engine sends
+      batch.push_back({&destination, Bytes(d).first(head), Bytes(d).subspan(head)});
+    }
+    std::vector<std::pair<size_t, int>> errors;
+    ASSERT_EQ(a.value().Send(batch, &errors, &sent).taken, batch.size());
+    ASSERT_TRUE(errors.empty());
+  }
+  // Until `count` datagrams came: each packet as it came, and the datagrams in them.
+  std::vector<ReceivedDatagram> Receive(size_t count, std::vector<std::vector<std::byte>>* all) {
+    std::vector<MutableBytes> slots(memory.begin(), memory.end());
+    std::vector<ReceivedDatagram> packets;
+    const auto deadline = Clock::now() + kPatience;
+    while (all->size() < count && Clock::now() < deadline) {
+      std::array<ReceivedDatagram, kSlotsPerCall> got;
+      const size_t n = b.value().Receive(slots, got, &received);
+      for (size_t i = 0; i < n; ++i) {
+        packets.push_back(got[i]);
+        for (size_t at = 0; at < got[i].size; at += got[i].segment_bytes) {
+          const size_t size = std::min(got[i].segment_bytes, got[i].size - at);
+          all->emplace_back(memory[i].begin() + static_cast<ptrdiff_t>(at),
+                            memory[i].begin() + static_cast<ptrdiff_t>(at + size));
+        }
+      }
+    }
+    return packets;
+  }
+
+  SocketAddress ip, destination;
+  Result<Endpoint> a, b;
+  NicStats sent, received;
+  std::vector<std::vector<std::byte>> memory;
+};
+
+std::vector<std::byte> Numbered(size_t size, int number) {
+  std::vector<std::byte> bytes(size);
+  for (size_t i = 0; i < size; ++i)
+    bytes[i] = static_cast<std::byte>(i * 7 + number * 31 + i / 256);
+  return bytes;
+}
 
 TEST(UdpDevice, LocalAddress_HoldsIpAndAPortPerPath) {
   auto nic = MustOpen(Settings("", 5));
@@ -84,21 +142,22 @@ TEST(UdpDevice, Ecn_TravelsInTheIpHeader) {
     if (ParseIp(address).value().family() == AF_INET6 && !HasIpv6()) continue;
     for (const Ecn ecn : {Ecn::kNotCapable, Ecn::kCapable, Ecn::kCongested}) {
       const SocketAddress ip = ParseIp(address).value();
-      Result<Endpoint> a = Endpoint::Open(ip, 65536, ecn), b = Endpoint::Open(ip, 65536);
+      Result<Endpoint> a = Endpoint::Open(ip, {.ecn = ecn}), b = Endpoint::Open(ip, {});
+      NicStats stats;
       ASSERT_TRUE(a.ok() && b.ok());
       SocketAddress to = ip;
       to.set_port(b.value().port());
       const std::array<std::byte, 5> text{};
       const OutgoingDatagram out{&to, text, {}};
       std::vector<std::pair<size_t, int>> errors;
-      ASSERT_EQ(a.value().Send(std::span(&out, 1), &errors).taken, 1u);
+      ASSERT_EQ(a.value().Send(std::span(&out, 1), &errors, &stats).taken, 1u);
       std::array<std::byte, 100> memory;
       const MutableBytes slot(memory);
       ReceivedDatagram got;
       const auto deadline = Clock::now() + kPatience;
       size_t received = 0;
       while (received == 0 && Clock::now() < deadline)
-        received = b.value().Receive(std::span(&slot, 1), std::span(&got, 1));
+        received = b.value().Receive(std::span(&slot, 1), std::span(&got, 1), &stats);
       ASSERT_EQ(received, 1u);
       EXPECT_EQ(got.size, text.size());
       EXPECT_EQ(got.ecn, ecn);
@@ -125,6 +184,154 @@ TEST(UdpDevice, Ecn_IsASetting) {
     }
     ASSERT_EQ(count, 1u);
     EXPECT_EQ(in[0].ecn, on == 1 ? Ecn::kCapable : Ecn::kNotCapable);
+  }
+}
+
+TEST(UdpSegmentation, EqualDatagramsLeaveAsOnePacketAndArriveApart) {
+  for (const bool joined : {false, true}) {
+    Sockets s({.max_segments = 16}, {.receive_offload = joined});
+    if (!s.a.value().segmentation()) GTEST_SKIP() << "this kernel has no UDP_SEGMENT";
+    // 16 and 4 of one size, a shorter one that ends its packet, then another size.
+    std::vector<std::vector<std::byte>> datagrams;
+    for (int i = 0; i < 20; ++i) datagrams.push_back(Numbered(1400, i));
+    datagrams.push_back(Numbered(900, 20));
+    for (int i = 21; i < 24; ++i) datagrams.push_back(Numbered(600, i));
+    s.Send(datagrams);
+    EXPECT_EQ(s.sent.datagrams_sent, 24u);
+    EXPECT_EQ(s.sent.segmented_packets, 3u);
+    EXPECT_EQ(s.sent.segmented_datagrams, 24u);
+    EXPECT_EQ(s.sent.send_calls, 1u);
+    std::vector<std::vector<std::byte>> got;
+    const std::vector<ReceivedDatagram> packets = s.Receive(24, &got);
+    EXPECT_EQ(got, datagrams);
+    EXPECT_EQ(s.received.datagrams_received, 24u);
+    if (!joined) {
+      EXPECT_EQ(packets.size(), 24u);
+      EXPECT_EQ(s.received.joined_packets, 0u);
+    } else if (s.b.value().receive_offload()) {
+      EXPECT_EQ(packets.size(), 3u);
+      EXPECT_EQ(s.received.joined_datagrams, 24u);
+    }
+  }
+}
+
+TEST(UdpSegmentation, MarksHoldForEveryDatagramOfAPacket) {
+  for (const char* address : {"127.0.0.1", "::1"}) {
+    SCOPED_TRACE(address);
+    if (ParseIp(address).value().family() == AF_INET6 && !HasIpv6()) continue;
+    Sockets s({.ecn = Ecn::kCongested, .max_segments = 8}, {.receive_offload = true}, address);
+    s.Send({Numbered(1000, 0), Numbered(1000, 1), Numbered(1000, 2)});
+    std::vector<std::vector<std::byte>> got;
+    for (const ReceivedDatagram& packet : s.Receive(3, &got)) {
+      EXPECT_EQ(packet.ecn, Ecn::kCongested);
+    }
+    EXPECT_EQ(got.size(), 3u);
+  }
+}
+
+// The kernel refuses segments of a socket that leaves out checksums, with the error that a device
+// without checksum offload or an older kernel's route gives.
+TEST(UdpSegmentation, RefusedPacketsLeaveOneByOneAndAreCounted) {
+  Sockets s({.max_segments = 16}, {});
+  if (!s.a.value().segmentation()) GTEST_SKIP() << "this kernel has no UDP_SEGMENT";
+  const int on = 1;
+  ASSERT_EQ(setsockopt(s.a.value().fd(), SOL_SOCKET, SO_NO_CHECK, &on, sizeof(on)), 0);
+  std::vector<std::vector<std::byte>> datagrams;
+  for (int i = 0; i < 20; ++i) datagrams.push_back(Numbered(500, i));
+  s.Send(datagrams);
+  EXPECT_EQ(s.sent.segmentation_refused, 1u);
+  EXPECT_EQ(s.sent.segmented_packets, 0u);
+  EXPECT_EQ(s.sent.datagrams_sent, 20u);
+  EXPECT_FALSE(s.a.value().segmentation());
+  std::vector<std::vector<std::byte>> got;
+  s.Receive(20, &got);
+  EXPECT_EQ(got, datagrams);
+}
+
+TEST(UdpSegmentation, IsASetting) {
+  for (const int64_t segments : {1, 16}) {
+    Config config = Settings("", 1);
+    config.udp_segments = segments;
+    config.udp_receive_offload = segments > 1 ? 1 : 0;
+    auto a = MustOpen(config), b = MustOpen(config);
+    ASSERT_TRUE(a && b);
+    const PeerHandle to_b = MustAdd(a.get(), b->LocalAddress());
+    const std::vector<std::byte> data = Numbered(1000, 1);
+    const std::vector<Outgoing> batch(40, Outgoing{to_b, PathId{0}, data, {}});
+    ASSERT_EQ(a->PostSend(batch), batch.size());
+    // A few at a time: the rest of a joined packet waits for the next Poll, and no Wait sleeps on
+    // it.
+    std::array<Incoming, 7> in;
+    size_t got = 0;
+    const auto deadline = Clock::now() + kPatience;
+    while (got < batch.size() && Clock::now() < deadline) {
+      b->Wait(kPatience, false);
+      const size_t n = b->Poll(in);
+      for (size_t i = 0; i < n; ++i) {
+        EXPECT_TRUE(
+            std::equal(in[i].datagram.begin(), in[i].datagram.end(), data.begin(), data.end()));
+      }
+      got += n;
+    }
+    EXPECT_EQ(got, batch.size());
+    EXPECT_EQ(b->stats().datagrams_received, batch.size());
+    EXPECT_EQ(a->stats().segmentation, segments > 1 && a->stats().segmented_packets > 0);
+    EXPECT_EQ(a->stats().segmented_packets > 0, a->stats().segmentation);
+    EXPECT_EQ(b->stats().joined_packets > 0, b->stats().receive_offload && segments > 1);
+  }
+}
+
+// Random sizes, peers and paths: whatever is joined, each peer gets each datagram once, on its
+// path.
+TEST(UdpSegmentation, AnyMixOfDatagramsArrivesOnceEach) {
+  Config config = Settings("", 3);
+  config.udp_segments = 8;
+  auto a = MustOpen(config), b = MustOpen(config), c = MustOpen(config);
+  ASSERT_TRUE(a && b && c);
+  const std::array<PeerHandle, 2> peers = {MustAdd(a.get(), b->LocalAddress()),
+                                           MustAdd(a.get(), c->LocalAddress())};
+  const std::array<NicBackend*, 2> nics = {b.get(), c.get()};
+  uint64_t random = 12345;
+  const auto draw = [&random](uint64_t n) {
+    random = random * 6364136223846793005ull + 1442695040888963407ull;
+    return static_cast<size_t>((random >> 33) % n);
+  };
+  constexpr std::array<size_t, 5> kSizes = {60, 600, 600, 1400, 1400};
+  for (int round = 0; round < 30; ++round) {
+    std::vector<std::vector<std::byte>> datagrams;
+    std::vector<Outgoing> batch;
+    std::array<size_t, 2> expected{};
+    for (int i = 0; i < 100; ++i) {
+      datagrams.push_back(Numbered(kSizes[draw(kSizes.size())], i));
+      datagrams.back()[0] = std::byte(i);
+    }
+    for (const auto& d : datagrams) {
+      const size_t to = draw(2);
+      ++expected[to];
+      batch.push_back({peers[to], PathId{static_cast<uint16_t>(draw(3))}, d, {}});
+    }
+    ASSERT_EQ(a->PostSend(batch), batch.size());
+    std::vector<bool> seen(100, false);
+    for (size_t to = 0; to < 2; ++to) {
+      std::array<Incoming, 64> in;
+      const auto deadline = Clock::now() + kPatience;
+      for (size_t got = 0; got < expected[to] && Clock::now() < deadline;) {
+        nics[to]->Wait(std::chrono::seconds(1), false);
+        const size_t n = nics[to]->Poll(in);
+        for (size_t i = 0; i < n; ++i) {
+          const auto number = static_cast<size_t>(in[i].datagram[0]);
+          ASSERT_LT(number, 100u);
+          EXPECT_FALSE(seen[number]);
+          seen[number] = true;
+          EXPECT_EQ(ToInt(in[i].path), ToInt(batch[number].path));
+          const auto& sent = datagrams[number];
+          EXPECT_TRUE(
+              std::equal(in[i].datagram.begin(), in[i].datagram.end(), sent.begin(), sent.end()));
+        }
+        got += n;
+      }
+    }
+    EXPECT_EQ(std::count(seen.begin(), seen.end(), true), 100) << "round " << round;
   }
 }
 

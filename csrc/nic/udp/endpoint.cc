@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <linux/errqueue.h>
+#include <linux/udp.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -52,21 +53,59 @@ Status SetEcn(int fd, bool v6, Ecn ecn) {
             : SetOption(fd, IPPROTO_IP, IP_RECVTOS, 1, "IP_RECVTOS");
 }
 
-// Room for the one control message that a datagram comes with: a byte (ip(7)) or an int (ipv6(7)).
-constexpr size_t kEcnControlBytes = CMSG_SPACE(sizeof(int));
+bool HasOption(int fd, int option, int value) {
+  return setsockopt(fd, IPPROTO_UDP, option, &value, sizeof(value)) == 0;
+}
 
-Ecn ReadEcn(msghdr* message) {
+// Room for the control messages that a packet comes with: its ECN bits, a byte (ip(7)) or an int
+// (ipv6(7)), and the size of the datagrams that were joined, an int.
+struct alignas(cmsghdr) ReceivedControl {
+  std::array<std::byte, 2 * CMSG_SPACE(sizeof(int))> bytes;
+};
+// And the one that asks for segments.
+struct alignas(cmsghdr) SentControl {
+  std::array<std::byte, CMSG_SPACE(sizeof(uint16_t))> bytes;
+};
+
+void ReadControl(msghdr* message, ReceivedDatagram* out) {
   for (cmsghdr* c = CMSG_FIRSTHDR(message); c != nullptr; c = CMSG_NXTHDR(message, c)) {
+    int value = 0;
     if (c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_TOS) {
-      return static_cast<Ecn>(*CMSG_DATA(c) & 3);
-    }
-    if (c->cmsg_level == IPPROTO_IPV6 && c->cmsg_type == IPV6_TCLASS) {
-      int value = 0;
+      out->ecn = static_cast<Ecn>(*CMSG_DATA(c) & 3);
+    } else if (c->cmsg_level == IPPROTO_IPV6 && c->cmsg_type == IPV6_TCLASS) {
       memcpy(&value, CMSG_DATA(c), sizeof(value));
-      return static_cast<Ecn>(value & 3);
+      out->ecn = static_cast<Ecn>(value & 3);
+    } else if (c->cmsg_level == IPPROTO_UDP && c->cmsg_type == UDP_GRO) {
+      memcpy(&value, CMSG_DATA(c), sizeof(value));
+      if (value > 0) out->segment_bytes = std::min(out->size, static_cast<size_t>(value));
     }
   }
-  return Ecn::kNotCapable;
+}
+
+// One packet for the kernel, and the datagrams of the batch that are in it.
+void FillMessage(std::span<const OutgoingDatagram> run, iovec* pieces, SentControl* control,
+                 msghdr* message) {
+  size_t count = 0;
+  for (const OutgoingDatagram& d : run) {
+    // The socket API takes non-const pointers for both directions; sending does not write.
+    pieces[count++] = {const_cast<std::byte*>(d.header.data()), d.header.size()};
+    if (d.payload.empty()) continue;
+    pieces[count++] = {const_cast<std::byte*>(d.payload.data()), d.payload.size()};
+  }
+  *message = {};
+  message->msg_name = const_cast<sockaddr*>(run.front().to->raw());
+  message->msg_namelen = run.front().to->size;
+  message->msg_iov = pieces;
+  message->msg_iovlen = count;
+  if (run.size() == 1) return;
+  message->msg_control = control->bytes.data();
+  message->msg_controllen = control->bytes.size();
+  cmsghdr* c = CMSG_FIRSTHDR(message);
+  c->cmsg_level = IPPROTO_UDP;
+  c->cmsg_type = UDP_SEGMENT;
+  c->cmsg_len = CMSG_LEN(sizeof(uint16_t));
+  const auto segment = static_cast<uint16_t>(run.front().size());
+  memcpy(CMSG_DATA(c), &segment, sizeof(segment));
 }
 
 Status OpenSocket(const SocketAddress& ip, FileDescriptor* out) {
@@ -114,14 +153,20 @@ Status SystemError(const std::string& what, int error) {
                        std::move(detail));
 }
 
-Result<Endpoint> Endpoint::Open(const SocketAddress& ip, int64_t buffer_bytes, Ecn ecn) {
+Result<Endpoint> Endpoint::Open(const SocketAddress& ip, const EndpointOptions& options) {
   FileDescriptor fd;
   Status status = OpenSocket(ip, &fd);
-  if (status.ok()) status = SetEcn(fd.get(), ip.family() == AF_INET6, ecn);
+  if (status.ok()) status = SetEcn(fd.get(), ip.family() == AF_INET6, options.ecn);
   if (!status.ok()) return status;
-  AskBuffer(fd.get(), SO_RCVBUFFORCE, SO_RCVBUF, buffer_bytes);
-  AskBuffer(fd.get(), SO_SNDBUFFORCE, SO_SNDBUF, buffer_bytes);
+  AskBuffer(fd.get(), SO_RCVBUFFORCE, SO_RCVBUF, options.buffer_bytes);
+  AskBuffer(fd.get(), SO_SNDBUFFORCE, SO_SNDBUF, options.buffer_bytes);
   Endpoint endpoint(std::move(fd));
+  // A kernel that knows the option takes it (0: nothing is cut unless a send asks for it); whether
+  // the route can do it shows when the first packet is sent.
+  if (options.max_segments > 1 && HasOption(endpoint.fd(), UDP_SEGMENT, 0)) {
+    endpoint.max_segments_ = options.max_segments;
+  }
+  endpoint.receive_offload_ = options.receive_offload && HasOption(endpoint.fd(), UDP_GRO, 1);
   int granted = 0;
   socklen_t size = sizeof(granted);
   if (getsockopt(endpoint.fd(), SOL_SOCKET, SO_RCVBUF, &granted, &size) != 0) {
@@ -137,57 +182,84 @@ Result<Endpoint> Endpoint::Open(const SocketAddress& ip, int64_t buffer_bytes, E
   return endpoint;
 }
 
-Endpoint::SendResult Endpoint::Send(std::span<const OutgoingDatagram> batch,
-                                    std::vector<std::pair<size_t, int>>* errors) {
-  // Left unset on purpose: only the first `count` entries are filled and read, once per system
-  // call.
-  std::array<mmsghdr, kSyscallBatch> messages;
-  std::array<std::array<iovec, 2>, kSyscallBatch> pieces;
-  const size_t count = std::min(batch.size(), kSyscallBatch);
-  for (size_t i = 0; i < count; ++i) {
-    const OutgoingDatagram& d = batch[i];
-    // The socket API takes non-const pointers for both directions; sending does not write.
-    pieces[i][0] = {const_cast<std::byte*>(d.header.data()), d.header.size()};
-    pieces[i][1] = {const_cast<std::byte*>(d.payload.data()), d.payload.size()};
-    messages[i] = {};
-    messages[i].msg_hdr.msg_name = const_cast<sockaddr*>(d.to->raw());
-    messages[i].msg_hdr.msg_namelen = d.to->size;
-    messages[i].msg_hdr.msg_iov = pieces[i].data();
-    messages[i].msg_hdr.msg_iovlen = d.payload.empty() ? 1 : 2;
+size_t Endpoint::RunLength(std::span<const OutgoingDatagram> batch) const {
+  const size_t segment = batch.front().size();
+  size_t total = segment, length = 1;
+  while (length < batch.size() && length < max_segments_) {
+    const OutgoingDatagram& next = batch[length];
+    total += next.size();
+    if (next.to != batch.front().to || next.size() > segment || total > kLargestPacket) break;
+    ++length;
+    if (next.size() < segment) break;  // only the last may be shorter
   }
-  size_t done = 0;
+  return length;
+}
+
+Endpoint::SendResult Endpoint::Send(std::span<const OutgoingDatagram> batch,
+                                    std::vector<std::pair<size_t, int>>* errors, NicStats* stats) {
+  // Left unset on purpose: only the first entries are filled and read, once per system call.
+  std::array<mmsghdr, kSyscallBatch> messages;
+  std::array<SentControl, kSyscallBatch> control;
+  std::array<size_t, kSyscallBatch> lengths;  // datagrams of each message
+  std::array<iovec, 2 * kSyscallBatch> pieces;
+  const size_t count = std::min(batch.size(), kSyscallBatch);
+  size_t done = 0, one_by_one = 0;  // datagrams before `one_by_one` are not joined
   bool retried = false;
   while (done < count) {
-    const int sent = ::sendmmsg(fd(), &messages[done], static_cast<unsigned>(count - done), 0);
+    size_t packets = 0;
+    for (size_t at = done; at < count; ++packets) {
+      const size_t length = at < one_by_one ? 1 : RunLength(batch.subspan(at, count - at));
+      FillMessage(batch.subspan(at, length), &pieces[2 * at], &control[packets],
+                  &messages[packets].msg_hdr);
+      lengths[packets] = length;
+      at += length;
+    }
+    const int sent = ::sendmmsg(fd(), messages.data(), static_cast<unsigned>(packets), 0);
     if (sent > 0) {
-      done += static_cast<size_t>(sent);
+      ++stats->send_calls;
+      for (int i = 0; i < sent; ++i) {
+        done += lengths[i];
+        stats->datagrams_sent += lengths[i];
+        if (lengths[i] == 1) continue;
+        ++stats->segmented_packets;
+        stats->segmented_datagrams += lengths[i];
+      }
       retried = false;
       continue;
     }
     const int error = errno;
     if (error == EINTR) continue;
-    if (error == EAGAIN || error == EWOULDBLOCK || error == ENOBUFS) return {done, true};
+    if (error == EAGAIN || error == EWOULDBLOCK) return {done, true};
     if (MayBePending(error) && !retried) {
       retried = true;  // that was perhaps an older datagram's error: this one has its own chance
       continue;
     }
-    // Port unreachable is never about the datagram at hand: it is an earlier one's, in the error
-    // queue too.
-    if (error != ECONNREFUSED) errors->emplace_back(done, error);
-    ++done;
     retried = false;
+    if (lengths[0] > 1) {
+      // Refused as a whole; one by one each gets an answer of its own. EIO: the device cannot
+      // checksum; EINVAL: some older kernels' word for a route whose MTU is smaller. Both will not
+      // change for this socket's packets, so no more are offered.
+      ++stats->segmentation_refused;
+      one_by_one = done + lengths[0];
+      if (error == EIO || error == EINVAL || error == EOPNOTSUPP) max_segments_ = 1;
+      continue;
+    }
+    // Port unreachable is never about the datagram at hand: it is an earlier one's, in the error
+    // queue too. ENOBUFS: a full queue of this host dropped it, which is congestion like any other
+    // loss. Offering it again until there is room would spin (the socket stays writable) and hide
+    // from congestion control what it is there for.
+    if (error != ECONNREFUSED && error != ENOBUFS) errors->emplace_back(done, error);
+    ++done;
   }
   return {done, false};
 }
 
-size_t Endpoint::Receive(std::span<const MutableBytes> slots, std::span<ReceivedDatagram> out) {
-  std::array<mmsghdr, kSyscallBatch> messages;  // as in Send
-  std::array<iovec, kSyscallBatch> pieces;
-  struct alignas(cmsghdr) Control {
-    std::array<std::byte, kEcnControlBytes> bytes;
-  };
-  std::array<Control, kSyscallBatch> control;
-  const size_t count = std::min({slots.size(), out.size(), kSyscallBatch});
+size_t Endpoint::Receive(std::span<const MutableBytes> slots, std::span<ReceivedDatagram> out,
+                         NicStats* stats) {
+  std::array<mmsghdr, kSlotsPerCall> messages;  // as in Send
+  std::array<iovec, kSlotsPerCall> pieces;
+  std::array<ReceivedControl, kSlotsPerCall> control;
+  const size_t count = std::min({slots.size(), out.size(), kSlotsPerCall});
   for (size_t i = 0; i < count; ++i) {
     pieces[i] = {slots[i].data(), slots[i].size()};
     messages[i] = {};
@@ -203,9 +275,16 @@ size_t Endpoint::Receive(std::span<const MutableBytes> slots, std::span<Received
     const int received =
         ::recvmmsg(fd(), messages.data(), static_cast<unsigned>(count), MSG_DONTWAIT, nullptr);
     if (received >= 0) {
+      stats->receive_calls += received > 0 ? 1 : 0;
       for (int i = 0; i < received; ++i) {
-        out[i] = {messages[i].msg_len, (messages[i].msg_hdr.msg_flags & MSG_TRUNC) != 0,
-                  ReadEcn(&messages[i].msg_hdr)};
+        out[i] = {messages[i].msg_len, messages[i].msg_len,
+                  (messages[i].msg_hdr.msg_flags & MSG_TRUNC) != 0};
+        ReadControl(&messages[i].msg_hdr, &out[i]);
+        const size_t datagrams = out[i].count();
+        stats->datagrams_received += datagrams;
+        if (datagrams == 1) continue;
+        ++stats->joined_packets;
+        stats->joined_datagrams += datagrams;
       }
       return static_cast<size_t>(received);
     }
