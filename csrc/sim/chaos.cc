@@ -2,6 +2,7 @@
 // hundred packets as well as in a large run, and thousands of small runs see more.
 #include "csrc/sim/chaos.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <span>
@@ -18,6 +19,14 @@ namespace uccl::sim {
 namespace {
 
 constexpr uint64_t kStream = 0x6368616f73ull;
+// A transmission that fails fifty times fails the connection, as it should; a schedule must not
+// come to that by settings that no network has. So a queue holds some packets of every sender,
+// whose timeouts may have become simultaneous, and timeouts outlast a queue.
+constexpr int64_t kShortestQueue = 20'000;
+int64_t LongestQueueMicros(const Settings& s) {
+  const double slowest = (s.link_gbps > 0 ? s.link_gbps : s.host_gbps) * 1e3;  // bits a microsecond
+  return static_cast<int64_t>(static_cast<double>(s.queue_bytes) * 8 / slowest);
+}
 
 class Draw final {
  public:
@@ -52,7 +61,7 @@ void DrawFabric(Draw& draw, Settings* s) {
   s->host_gbps = draw.Of(std::array{1.0, 10.0, 100.0, 400.0});
   s->link_gbps = draw.Chance(0.3) ? s->host_gbps / 2 : 0;
   s->link_delay_ns = draw.Scale(10, 20'000);
-  s->queue_bytes = draw.Scale(2'000, 2'000'000);
+  s->queue_bytes = draw.Scale(kShortestQueue, 2'000'000);
   s->ecn_bytes = draw.Chance(0.2) ? 0 : s->queue_bytes / draw.Between(1, 16);
   s->send_ns = draw.Of(std::array{0, 20, 500});
   s->receive_ns = draw.Of(std::array{0, 20, 500});
@@ -86,7 +95,15 @@ void DrawTransport(Draw& draw, Settings* s) {
   // Credit for several of the largest, or hardly for one.
   s->eager_buffer_bytes = draw.Scale(s->eager_max_bytes + 200, 1'000'000);
   s->min_rto_us = draw.Scale(50, 2'000);
-  s->max_rto_us = draw.Scale(s->min_rto_us, 50'000);
+  s->max_rto_us = std::max(draw.Scale(s->min_rto_us, 50'000), LongestQueueMicros(*s) / 8);
+}
+
+void DrawCredit(Draw& draw, Settings* s) {
+  if (draw.Chance(0.6)) return;
+  s->receiver_scheduler = "eqds";
+  s->credit_initial_bytes = draw.Chance(0.3) ? 0 : draw.Scale(1, 200'000);
+  s->credit_quantum_bytes = draw.Chance(0.3) ? 0 : draw.Scale(500, 200'000);
+  s->credit_pipe_bytes = draw.Chance(0.5) ? 0 : draw.Scale(1'000, 1'000'000);
 }
 
 void DrawFaults(Draw& draw, Settings* s) {
@@ -124,6 +141,7 @@ Settings ChaosSettings(uint64_t seed) {
   DrawFabric(draw, &settings);
   DrawWorkload(draw, &settings);
   DrawTransport(draw, &settings);
+  DrawCredit(draw, &settings);
   DrawFaults(draw, &settings);
   return settings;
 }

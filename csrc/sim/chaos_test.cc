@@ -8,6 +8,7 @@
 #include <string>
 
 #include "csrc/core/cc/registry.h"
+#include "csrc/core/credit/registry.h"
 #include "csrc/core/path/path_selector.h"
 #include "csrc/sim/json.h"
 #include "csrc/sim/simulator.h"
@@ -17,7 +18,7 @@ namespace uccl::sim {
 namespace {
 
 TEST(Chaos, DrawsEveryFabricWorkloadTransportPolicyAndController) {
-  std::set<std::string> fabrics, workloads, transports, policies, controllers, scopes;
+  std::set<std::string> fabrics, workloads, transports, policies, controllers, scopes, schedulers;
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     const Settings s = ChaosSettings(seed);
     EXPECT_EQ(s.seed, static_cast<int64_t>(seed));
@@ -27,6 +28,7 @@ TEST(Chaos, DrawsEveryFabricWorkloadTransportPolicyAndController) {
     policies.insert(s.path_policy);
     controllers.insert(s.congestion_control);
     scopes.insert(s.cc_scope);
+    schedulers.insert(s.receiver_scheduler);
   }
   EXPECT_EQ(fabrics.size(), 3u);
   EXPECT_EQ(workloads.size(), Workloads().size());
@@ -34,6 +36,7 @@ TEST(Chaos, DrawsEveryFabricWorkloadTransportPolicyAndController) {
   EXPECT_EQ(policies.size(), core::PathSelectors().size());
   EXPECT_EQ(controllers.size(), core::CongestionControllers().size());
   EXPECT_EQ(scopes.size(), 2u);
+  EXPECT_EQ(schedulers.size(), core::ReceiverSchedulers().size());
 }
 
 TEST(Chaos, AThousandSchedulesWithoutAViolation) {
@@ -60,6 +63,15 @@ TEST(Chaos, ANumberReplaysItsSchedule) {
     EXPECT_EQ(ToJson(settings, a.value()), ToJson(settings, b.value()));
   }
   EXPECT_EQ(RunChaos(10, 6).trace_hash, RunChaos(10, 2).trace_hash + RunChaos(12, 4).trace_hash);
+}
+
+TEST(Chaos, SettingsOfAScheduleAreSettingsThatAUserCouldGive) {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    const Settings settings = ChaosSettings(seed);
+    const Result<Settings> again = MakeSettings(ToText(settings));
+    ASSERT_TRUE(again.ok()) << "seed " << seed << ": " << again.status().ToString();
+    EXPECT_EQ(ToText(again.value()), ToText(settings));
+  }
 }
 
 TEST(Chaos, EndsWhenToldTo) {

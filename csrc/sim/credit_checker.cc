@@ -63,8 +63,7 @@ void CreditChecker::OnSequencedSent(Nanos now, Book* book, Bytes head, size_t by
   book->sent_any = true;
   book->newest_psn = psn;
   book->used += static_cast<int64_t>(bytes);
-  checker_->AtMost(now, book->used, limits_.initial_bytes + book->granted,
-                   "credit: bytes sent");
+  checker_->AtMost(now, book->used, limits_.initial_bytes + book->granted, "credit: bytes sent");
 }
 
 void CreditChecker::OnGrantSent(Nanos now, const Book& book, uint64_t granted) {
@@ -90,8 +89,8 @@ void CreditChecker::OnArrived(Nanos now, uint32_t end, Bytes head) {
     case wire::PacketType::kCredit:
       return note_grant(wire::DecodeCredit(BodyOf(head)).granted_bytes);
     case wire::PacketType::kDemand:
-      book.asked = std::max(
-          book.asked, static_cast<int64_t>(wire::DecodeDemand(BodyOf(head)).wanted_bytes));
+      book.asked =
+          std::max(book.asked, static_cast<int64_t>(wire::DecodeDemand(BodyOf(head)).wanted_bytes));
       return;
     default:
       return;

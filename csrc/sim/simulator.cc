@@ -246,10 +246,10 @@ void Run::CheckEnd(EndId end) {
                .datagram_bytes = settings_.datagram_bytes},
               &checker_);
   if (transport_.receiver_scheduler == "none") return;
-  CheckCredit(now_, stats, hosts_.connection(hosts_.other_of(end)).stats(),
-              {.initial_bytes = config.credit_initial_bytes,
-               .datagram_bytes = settings_.datagram_bytes},
-              &checker_);
+  CheckCredit(
+      now_, stats, hosts_.connection(hosts_.other_of(end)).stats(),
+      {.initial_bytes = config.credit_initial_bytes, .datagram_bytes = settings_.datagram_bytes},
+      &checker_);
 }
 
 void Run::CheckAtEnd() {

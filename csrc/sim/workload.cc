@@ -264,8 +264,8 @@ Result<Workload> MakeWorkload(const WorkloadSpec& spec) {
     return refuse("token_bytes, experts_per_host and top_k must be 1 or more");
   }
   if (spec.kind.starts_with("incast") && spec.fan_in == 0) return refuse("fan_in is 0");
-  if (spec.kind == "incast_mixed" &&
-      (spec.rounds == 0 || !(spec.load > 0) || !(spec.cross_load > 0) || !(spec.host_bits_per_s > 0))) {
+  if (spec.kind == "incast_mixed" && (spec.rounds == 0 || !(spec.load > 0) ||
+                                      !(spec.cross_load > 0) || !(spec.host_bits_per_s > 0))) {
     return refuse("rounds, loads and the rate of the hosts' links must be above 0");
   }
   std::string known;

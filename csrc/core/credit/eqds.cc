@@ -45,7 +45,8 @@ class Eqds final : public ReceiverScheduler {
  public:
   explicit Eqds(const CreditParams& params)
       : params_(params),
-        slack_(std::min(kMostSlack, Duration(static_cast<double>(kSlackQuanta * params.quantum_bytes)))) {}
+        slack_(std::min(kMostSlack,
+                        Duration(static_cast<double>(kSlackQuanta * params.quantum_bytes)))) {}
 
   void Add(CreditFlow* flow) override { Place(flow); }
   void Remove(CreditFlow* flow) override {
