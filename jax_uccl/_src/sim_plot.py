@@ -23,6 +23,7 @@ def save(reports: Sequence[dict[str, Any]], path: str | Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     heat_maps = [(r, usage) for r in reports for usage in r["path_usage"][:1]]
     columns = max(2, len(heat_maps))
@@ -62,6 +63,8 @@ def save(reports: Sequence[dict[str, Any]], path: str | Path) -> None:
         padded = [row + [float("nan")] * (width - len(row)) for row in megabytes]
         image = axes.imshow(padded, aspect="auto", interpolation="nearest", vmin=0)
         axes.set(title=f"{_label(report)}: {usage['tier']}", xlabel="uplink", ylabel="switch")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
         figure.colorbar(image, ax=axes, label="MB")
     figure.savefig(path)
     plt.close(figure)
