@@ -1,9 +1,10 @@
 """Goodput over four equal paths: jax_uccl's transport and collectives beside TCP and JAX with gloo.
 
-    python benchmarks/paths.py [--rounds 5] [--rates 50,200] [--losses 0,1/4096,1/256,0.01] [--parts stream,tcp,jax,cut]
+    python benchmarks/paths.py [--rounds 3] [--rates 50,200] [--losses 0,1/4096,1/256,0.01] [--parts stream,tcp,jax,cut]
 
 Makes two hosts of network namespaces, joined by four rate-limited paths between two routers that hash
-addresses and ports (tests/integration/path_network.py), so it needs root, iproute2, nftables and iperf3; nothing is left behind.
+addresses and ports (tests/integration/path_network.py), so it needs root, iproute2, nftables and iperf3; nothing is
+left behind. A round takes six minutes.
 
 - stream: csrc/engine without JAX, one way, with 1, 4, 16 and 64 paths and otherwise default settings.
 - tcp: iperf3 with 1 and 4 connections.
@@ -274,12 +275,18 @@ def jax_child(spec: str, losses: list[str]) -> None:
                 return library.psum(v, "x")
             return library.all_to_all(v, "x", 0, 0, tiled=True)
 
-        return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False))
+        return jax.jit(
+            jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+        )
 
     value = np.ones((n * (JAX_BYTES // 4),), np.float32)
     arg = jax.make_array_from_callback(value.shape, NamedSharding(mesh, P("x")), lambda i: value[i])
     libraries = {"uccl": jax_uccl, "gloo": lax}
-    calls = {(name, op): make(lib, op) for op in ("psum", "all_to_all") for name, lib in libraries.items()}
+    calls = {
+        (name, op): make(lib, op)
+        for op in ("psum", "all_to_all")
+        for name, lib in libraries.items()
+    }
     for loss in losses:
         if rank == "0":
             print("loss", loss, flush=True)
@@ -304,50 +311,58 @@ def build_stream() -> pathlib.Path:
     """The program of stream.cc, in the newest build folder of ./dev."""
     folders = sorted(ROOT.glob("build/dev-3*/build.ninja"), key=lambda p: p.stat().st_mtime)
     if not folders:
-        sys.exit("paths.py: there is no build to take uccl_stream from; use `./dev bench paths` or --stream")
+        sys.exit(
+            "paths.py: there is no build to take uccl_stream from; use `./dev bench paths` or --stream"
+        )
     folder = folders[-1].parent
     subprocess.run(["cmake", "--build", str(folder), "--target", "uccl_stream"], check=True)
     return folder / "uccl_stream"
 
 
+class Session:
+    """One network and the rows that come of it."""
+
+    def __init__(self, net: PathNetwork, number: int, rows: list[Row]):
+        self.net, self.number, self.rows, self.loss = net, number, rows, "0"
+
+    def set_loss(self, text: str) -> None:
+        self.net.lose(probability(text))
+        self.loss = text
+
+    def add(self, part: str, row: Row) -> None:
+        row = {"loss": self.loss, "round": self.number, **row}
+        row = {"part": part, "rate_mbit": self.net.rate_mbit, **row}
+        if "goodput_mbit" in row:
+            row["share"] = row["goodput_mbit"] / (self.net.total_mbit * row["payload_share"])
+        self.rows.append(row)
+        print(line(row), file=sys.stderr, flush=True)
+
+
 def measure(options: argparse.Namespace, rows: list[Row]) -> None:
-    first = 1 + max((row["round"] for row in rows), default=-1)
-    losses = options.losses.split(",")
+    parts, losses = options.parts.split(","), options.losses.split(",")
+    stream_paths = [int(p) for p in options.stream_paths.split(",")]
+    processes = [int(p) for p in options.processes.split(",")]
     program = options.stream or build_stream()
-    settings = options.settings
-    for rate in (float(r) for r in options.rates.split(",")):
-        for number in range(first, first + options.rounds):
+    first = 1 + max((row["round"] for row in rows), default=-1)
+    for number in range(first, first + options.rounds):
+        for rate in (float(r) for r in options.rates.split(",")):
             with PathNetwork(rate_mbit=rate) as net:
-                state = {"loss": "0"}
-
-                def set_loss(text: str, net: PathNetwork = net, state: dict = state) -> None:
-                    net.lose(probability(text))
-                    state["loss"] = text
-
-                def add(
-                    part: str, row: Row, rate: float = rate, number: int = number, state: dict = state
-                ) -> None:
-                    row = {"part": part, "rate_mbit": rate, "loss": state["loss"], "round": number} | row
-                    if "goodput_mbit" in row:
-                        row["share"] = row["goodput_mbit"] / (4 * rate * row["payload_share"])
-                    rows.append(row)
-                    print(line(row), file=sys.stderr, flush=True)
-
+                session = Session(net, number, rows)
                 for loss in losses:
-                    set_loss(loss)
-                    if "stream" in options.parts:
-                        for paths in options.stream_paths:
-                            add("stream", stream_row(net, program, paths, settings))
-                    if "tcp" in options.parts:
+                    session.set_loss(loss)
+                    if "stream" in parts:
+                        for paths in stream_paths:
+                            session.add("stream", stream_row(net, program, paths, options.settings))
+                    if "tcp" in parts:
                         for connections in TCP_CONNECTIONS:
-                            add("tcp", tcp_row(net, connections))
-                set_loss("0")
-                if "cut" in options.parts:
-                    add("cut", cut_row(net, program, settings))
-                if "jax" in options.parts:
-                    for processes in options.processes:
-                        for row in jax_rows(net, processes, losses, set_loss):
-                            add("jax", row)
+                            session.add("tcp", tcp_row(net, connections))
+                session.set_loss("0")
+                if "cut" in parts:
+                    session.add("cut", cut_row(net, program, options.settings))
+                if "jax" in parts:
+                    for n in processes:
+                        for row in jax_rows(net, n, losses, session.set_loss):
+                            session.add("jax", row)
 
 
 def line(row: Row) -> str:
@@ -374,9 +389,15 @@ def table(rows: list[Row]) -> str:
             cells = []
             for loss in losses:
                 shares = [
-                    100 * r["share"] for r in here if (r["contender"], r["loss"]) == (contender, loss)
+                    100 * r["share"]
+                    for r in here
+                    if (r["contender"], r["loss"]) == (contender, loss)
                 ]
-                spread = f"{statistics.median(shares):.1f} ({min(shares):.1f}-{max(shares):.1f})" if shares else ""
+                spread = (
+                    f"{statistics.median(shares):.1f} ({min(shares):.1f}-{max(shares):.1f})"
+                    if shares
+                    else ""
+                )
                 cells.append(spread)
             out.append(f"| {contender} | " + " | ".join(cells) + " |")
         out.append("")
@@ -400,26 +421,29 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("settings", nargs="*", help="settings of the streams, name=value")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rates", default="50,200", help="of each path, Mbit/s")
-    parser.add_argument("--losses", default="0,1/4096,1/256,0.01", help="of each path and direction")
+    parser.add_argument(
+        "--losses", default="0,1/4096,1/256,0.01", help="of each path and direction"
+    )
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--stream-paths", default=",".join(map(str, STREAM_PATHS)))
-    parser.add_argument("--processes", default=",".join(map(str, PROCESSES)), help="of the JAX jobs")
+    parser.add_argument(
+        "--processes", default=",".join(map(str, PROCESSES)), help="of the JAX jobs"
+    )
     parser.add_argument("--stream", type=pathlib.Path, help="a built uccl_stream")
     parser.add_argument("--json", type=pathlib.Path, help="where to write all measurements")
     parser.add_argument("--add", action="store_true", help="to those that are there already")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))  # unwinds and cleans up
+    signal.signal(
+        signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum)
+    )  # unwinds and cleans up
     if options.child:
         return jax_child(options.child, options.losses.split(","))
     reason = missing("iperf3")
     if reason is not None:
         sys.exit(f"paths.py: {reason}")
-    options.parts = options.parts.split(",")
-    options.stream_paths = [int(p) for p in options.stream_paths.split(",")]
-    options.processes = [int(p) for p in options.processes.split(",")]
     rows: list[Row] = []
     if options.add and options.json.exists():
         rows = json.loads(options.json.read_text())

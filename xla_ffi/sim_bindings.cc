@@ -14,6 +14,7 @@
 #include <string>
 
 #include "csrc/base/status.h"
+#include "csrc/sim/chaos.h"
 #include "csrc/sim/json.h"
 #include "csrc/sim/settings.h"
 #include "csrc/sim/simulator.h"
@@ -88,6 +89,39 @@ nb::tuple RunSimulation(const std::map<std::string, std::string>& values, nb::ob
   return nb::make_tuple(nb::none(), json);
 }
 
+// Settings of schedule `seed` as text, as `simulate` takes them.
+std::map<std::string, std::string> ChaosSettingsText(uint64_t seed) {
+  return sim::ToText(sim::ChaosSettings(seed));
+}
+
+nb::dict RunChaosSchedules(uint64_t first, uint64_t count) {
+  sim::ChaosSummary summary;
+  {
+    nb::gil_scoped_release release;
+    summary = sim::RunChaos(first, count);
+  }
+  nb::dict d;
+#define UCCL_FIELD(name) d[#name] = summary.name
+  UCCL_FIELD(schedules);
+  UCCL_FIELD(violations);
+  UCCL_FIELD(packets);
+  UCCL_FIELD(drops);
+  UCCL_FIELD(corrupted);
+  UCCL_FIELD(duplicated);
+  UCCL_FIELD(marked);
+  UCCL_FIELD(retransmits);
+  UCCL_FIELD(timeouts);
+  UCCL_FIELD(spurious_retransmits);
+  UCCL_FIELD(trace_hash);
+#undef UCCL_FIELD
+  nb::list failures;
+  for (const sim::ChaosFailure& failure : summary.failures) {
+    failures.append(nb::make_tuple(failure.seed, failure.text));
+  }
+  d["failures"] = failures;
+  return d;
+}
+
 }  // namespace
 
 void DefineSim(nb::module_& m) {
@@ -95,6 +129,10 @@ void DefineSim(nb::module_& m) {
   m.def("sim_workloads", &SimWorkloads, "[(name, summary)].");
   m.def("simulate", &RunSimulation, nb::arg("settings"), nb::arg("progress") = nb::none(),
         "(status line or None, report as JSON). `progress` is called now and then with a dict.");
+  m.def("sim_chaos", &RunChaosSchedules, nb::arg("first"), nb::arg("count"),
+        "Runs fault schedules; a summary. Threads may run several at once.");
+  m.def("sim_chaos_settings", &ChaosSettingsText, nb::arg("seed"),
+        "The settings of a fault schedule, for `simulate`.");
 }
 
 }  // namespace uccl::xla_ffi

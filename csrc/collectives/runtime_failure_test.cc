@@ -143,8 +143,8 @@ TEST(RuntimeFailure, Abort_FailsOperationsNowAndLaterUntilShutdown) {
   }
 }
 
-// The engine goes on after an abort, so what was sent ahead for receives that were never posted must
-// not stay in its buffers.
+// The engine goes on after an abort, so what was sent ahead for receives that were never posted
+// must not stay in its buffers.
 TEST(RuntimeFailure, Abort_DropsWhatWasSentAhead) {
   Fleet fleet({2, 1}, ShortDeadline(1000));
   ASSERT_TRUE(fleet.Start());

@@ -291,6 +291,9 @@ std::optional<Datagram> Connection::PollTransmit(Nanos now) {
   if (impl_->receiver.AckDue()) return impl_->Ack(now);
   if (impl_->receiver.CreditDue()) return impl_->Credit(now);
   if (impl_->sender.RequestDue()) return impl_->Request(now);
+  // What is sent again comes before probes: a burst of them, one a path, can fill a short queue on
+  // the way, time after time.
+  if (auto again = impl_->sender.PollRepetition(now, impl_->head)) return again;
   if (const auto path = impl_->sender.TakePathProbe()) {
     ++impl_->stats.path_probes;
     return impl_->Probe(now, *path);

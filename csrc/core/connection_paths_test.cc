@@ -87,6 +87,39 @@ TEST(Paths, ACutPathIsAvoidedAndUsedAgain) {
   }
 }
 
+// With a window for each path, what is lost in the dark holds up nobody else: the other paths go on
+// at their rates from the first moment, and the healed one adds its own again.
+TEST(Paths, ACutPathCostsItsOwnShareOnly) {
+  for (const PathSelectorRow& row : PathSelectors()) {
+    if (row.single_path) continue;
+    SCOPED_TRACE(row.name);
+    ConnectionConfig config = Steady(row.name);
+    config.cc_scope = "path";
+    config.path_window_bytes = 16 * 1024;
+    config.window_bytes = 256 * 1024;
+    Simulation sim(config, 1);
+    SetDelay(&sim, FromMillis(1));
+    TestMessage m(1, 20 << 20);
+    Start(&sim, &m);
+    sim.RunFor(FromMillis(40));
+    const auto received_in = [&](Nanos time) {
+      const uint64_t before = sim.end(1).stats().payload_bytes_received;
+      sim.RunFor(time);
+      return static_cast<double>(sim.end(1).stats().payload_bytes_received - before);
+    };
+    const double usual = received_in(FromMillis(10));
+    EXPECT_GT(usual, 4 * 4 * 16'000);
+    Cut(&sim, 2, true);
+    for (int i = 0; i < 20; ++i) EXPECT_GT(received_in(FromMillis(10)), 0.72 * usual) << i;
+    EXPECT_EQ(sim.end(0).stats().paths[2].state, PathHealth::kFailed);
+    Cut(&sim, 2, false);
+    sim.RunFor(kMaxPathProbeInterval + FromMillis(10));
+    EXPECT_GT(received_in(FromMillis(10)), 0.97 * usual);
+    ASSERT_TRUE(Finish(&sim, &m));
+    EXPECT_EQ(sim.end(0).stats().timeouts, 0u);
+  }
+}
+
 TEST(Paths, AnIdleConnectionDoesNotProbe) {
   Simulation sim(Steady("round_robin"), 1);
   Cut(&sim, 1, true);

@@ -57,6 +57,7 @@ Sender::Sender(const ConnectionConfig& config, Controllers controllers,
       congestion_(std::move(controllers), config, paths_),
       credit_(credit, config.credit_initial_bytes),
       monitor_(paths_) {
+  newly_acked_.reserve(paths_.size());
   RefreshDelays();
 }
 
@@ -385,11 +386,15 @@ std::optional<Datagram> Sender::PollLost(Nanos now, std::span<std::byte> head) {
   return std::nullopt;
 }
 
-std::optional<Datagram> Sender::PollTransmit(Nanos now, std::span<std::byte> head) {
+std::optional<Datagram> Sender::PollRepetition(Nanos now, std::span<std::byte> head) {
   paced_until_ = kNever;
   credit_.BeginPoll();
   if (auto datagram = PollTailProbe(now, head)) return datagram;
-  if (auto datagram = PollLost(now, head)) return datagram;
+  return PollLost(now, head);
+}
+
+std::optional<Datagram> Sender::PollTransmit(Nanos now, std::span<std::byte> head) {
+  if (auto datagram = PollRepetition(now, head)) return datagram;
   return PollNew(now, head);
 }
 

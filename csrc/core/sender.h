@@ -82,6 +82,8 @@ class Sender final {
   Nanos NextTimeout() const;
   // Writes the next packet's head into `head` (wire::kMaxHeadBytes). The payload stays where it is.
   std::optional<Datagram> PollTransmit(Nanos now, std::span<std::byte> head);
+  // Only what is to be sent again.
+  std::optional<Datagram> PollRepetition(Nanos now, std::span<std::byte> head);
 
   bool WaitingForGrant() const { return !waiting_.empty(); }
   bool Outstanding() const {
@@ -165,6 +167,7 @@ class Sender final {
   RttEstimator rtt_;                  // of all paths together
   Ring<uint64_t> lost_;               // to send again; entries acknowledged meanwhile are skipped
   std::vector<uint64_t> newly_lost_;  // scratch of OnAck
+  std::vector<PathId> newly_acked_;   // paths; likewise
   int64_t inflight_bytes_ = 0;
   uint32_t backoff_ = 0;
   Nanos slowest_rto_{}, tail_delay_{};

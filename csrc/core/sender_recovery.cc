@@ -37,7 +37,7 @@ void Sender::OnPacketAcked(SentPacket& packet, Nanos now, int64_t* acked_bytes) 
   *acked_bytes += packet.wire_bytes;
   PathState& path = paths_[ToInt(packet.path)];
   path.acked_bytes_now += packet.wire_bytes;
-  ++path.acked_packets_now;
+  if (path.acked_packets_now++ == 0) newly_acked_.push_back(packet.path);
   if (packet.transmissions == 1) {
     path.LearnOrder(packet.path_seq);
     monitor_.OnAlive(&path, packet.sent);
@@ -128,6 +128,11 @@ bool Sender::OnAck(Nanos now, const wire::Header& header, const wire::Ack& ack) 
     tail_probed_ = false;
     timer_start_ = now;
   }
+  for (const PathId id : newly_acked_) {
+    const PathState& path = paths_[ToInt(id)];
+    selector_->OnAcked(id, path.acked_packets_now, path.marks_now);
+  }
+  newly_acked_.clear();
   sample.now = now;
   sample.inflight_bytes = inflight_bytes_;
   congestion_.OnAck(sample);

@@ -21,6 +21,12 @@ Application::Application(const ApplicationSpec& spec, const Workload* workload, 
       records_(workload->flows.size()),
       gates_(workload->gates),
       behind_gate_(workload->gates.size()) {
+  for (uint64_t i = 1; i <= spec.depth && spec.depth > 1; ++i) {
+    const uint64_t packets =
+        (spec.segment_bytes * i / spec.depth + spec.packet_bytes - 1) / spec.packet_bytes;
+    ramp_.push_back(std::clamp<uint64_t>(packets * spec.packet_bytes, 1, spec.segment_bytes));
+    ramp_bytes_ += ramp_.back();
+  }
   uint32_t num_hosts = 0;
   for (const Flow& flow : workload->flows) num_hosts = std::max({num_hosts, flow.src, flow.dst});
   waiting_.resize(num_hosts + 1);
@@ -28,12 +34,17 @@ Application::Application(const ApplicationSpec& spec, const Workload* workload, 
 }
 
 uint32_t Application::Segments(const Flow& flow) const {
-  return static_cast<uint32_t>(
-      std::max<uint64_t>(1, (flow.bytes + spec_.segment_bytes - 1) / spec_.segment_bytes));
+  const uint64_t ramp = Ramps(flow) ? ramp_bytes_ : 0;
+  const uint64_t whole = (flow.bytes - ramp + spec_.segment_bytes - 1) / spec_.segment_bytes;
+  return static_cast<uint32_t>(std::max<uint64_t>(1, whole + (ramp > 0 ? ramp_.size() : 0)));
 }
 
 uint64_t Application::SegmentBytes(const Flow& flow, uint32_t segment) const {
-  return std::min(spec_.segment_bytes, flow.bytes - segment * spec_.segment_bytes);
+  if (!Ramps(flow))
+    return std::min(spec_.segment_bytes, flow.bytes - segment * spec_.segment_bytes);
+  if (segment < ramp_.size()) return ramp_[segment];
+  const uint64_t begin = ramp_bytes_ + (segment - ramp_.size()) * spec_.segment_bytes;
+  return std::min(spec_.segment_bytes, flow.bytes - begin);
 }
 
 core::MessageInfo Application::Describe(uint32_t flow, uint32_t segment) const {

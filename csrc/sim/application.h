@@ -24,6 +24,7 @@ namespace uccl::sim {
 
 struct ApplicationSpec {
   uint64_t segment_bytes = 256 << 10;
+  uint64_t packet_bytes = 1;  // payload of a full datagram
   uint32_t depth = 8;         // messages of a flow posted at once, at either end
   uint32_t concurrency = 16;  // flows that a host sends at once; others wait their turn
   uint32_t lanes = 1;         // segments take them in turn
@@ -64,6 +65,10 @@ class Application final {
     uint64_t size = 0;
   };
 
+  // A flow of many messages begins with a ramp: the first `depth` grow from little to
+  // segment_bytes. Messages that begin together take turns and would end together, all of them, and
+  // the sender would have nothing to send until the receiver posts the next ones.
+  bool Ramps(const Flow& flow) const { return flow.bytes > 2 * ramp_bytes_; }
   uint32_t Segments(const Flow& flow) const;
   uint64_t SegmentBytes(const Flow& flow, uint32_t segment) const;
   core::MessageInfo Describe(uint32_t flow, uint32_t segment) const;
@@ -80,6 +85,9 @@ class Application final {
   const Contents* const contents_;
   Checker* const checker_;
   EventQueue* const events_;
+
+  std::vector<uint64_t> ramp_;  // sizes of the first messages
+  uint64_t ramp_bytes_ = 0;
 
   std::vector<Progress> progress_;
   std::vector<FlowRecord> records_;

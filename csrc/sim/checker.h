@@ -3,9 +3,10 @@
 //
 //   exactly once    every message handed in arrives once, and none that was not
 //   byte equality   with Contents, which depends on the message only
-//   bounded memory  limits on what a connection and a queue may hold
-//   conservation    every packet sent was delivered or is counted as dropped
 //   liveness        all is done within a deadline after the faults end
+//
+// Bounded memory and the conservation of packets are in invariants.h, that of credit is in
+// credit_checker.h; they report here.
 #pragma once
 
 #include <cstdint>

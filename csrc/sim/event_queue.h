@@ -23,7 +23,8 @@ enum class EventType : uint8_t {
   kStartFlow,   // of the workload
   kFaultBegin,  // of the fault plan
   kFaultEnd,
-  kSample,  // of the metrics
+  kReroute,  // the switches learn whether a link is down
+  kSample,   // of the metrics
 };
 
 struct ScheduledEvent {

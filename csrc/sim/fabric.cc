@@ -2,6 +2,7 @@
 #include "csrc/sim/fabric.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace uccl::sim {
@@ -43,6 +44,31 @@ uint32_t Fabric::max_hops() const {
       std::ranges::any_of(switches_, [](const Switch& s) { return !s.up.empty(); });
   if (tiers_ == 1) return crossing ? 3 : 2;
   return 2 * static_cast<uint32_t>(tiers_);
+}
+
+// A way goes up at most as many times as there are tiers, so the recursion is shallow.
+bool Fabric::LeadsTo(uint32_t link, uint32_t dst, const std::vector<bool>& out) const {
+  if (out[link]) return false;
+  const uint32_t node = cables_[link].to;
+  if (IsHost(node)) return node == dst;
+  const Switch& s = switch_of(node);
+  if (dst >= s.first && dst < s.end) {
+    return LeadsTo(s.down[(dst - s.first) / s.hosts_per_down], dst, out);
+  }
+  return std::ranges::any_of(s.up, [&](uint32_t up) { return LeadsTo(up, dst, out); });
+}
+
+uint32_t Fabric::RouteAround(uint32_t node, uint32_t src, uint32_t dst, uint32_t entropy,
+                             const std::vector<bool>& out) const {
+  const uint32_t usual = Route(node, src, dst, entropy);
+  const Switch& s = switch_of(node);
+  const bool downward = dst >= s.first && dst < s.end;
+  if (downward || LeadsTo(usual, dst, out)) return usual;
+  std::vector<uint32_t> left;
+  std::ranges::copy_if(s.up, std::back_inserter(left),
+                       [&](uint32_t up) { return LeadsTo(up, dst, out); });
+  if (left.empty()) return usual;
+  return left[Bucket(Mix64(Hash(node, src, dst, entropy)), left.size())];
 }
 
 uint32_t Fabric::AddSwitch(std::string name, int tier, uint32_t first, uint32_t end,

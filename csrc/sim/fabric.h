@@ -64,14 +64,25 @@ class Fabric final {
     const Switch& s = switch_of(node);
     if (dst >= s.first && dst < s.end) return s.down[(dst - s.first) / s.hosts_per_down];
     if (s.up.size() == 1) return s.up[0];
-    // Each switch hashes with a salt of its own; equal hashes in two tiers would use only some of
-    // the links of the second (polarisation).
-    const uint64_t hash =
-        Mix64(Mix64((uint64_t{src} << 32 | dst) + entropy * kEntropyStep) ^ (node * kSwitchStep));
-    return s.up[(hash >> 32) * s.up.size() >> 32];
+    return s.up[Bucket(Hash(node, src, dst, entropy), s.up.size())];
   }
+  // The same where the switches know that some links are `out` (one flag a link): a flow whose way
+  // is cut takes another of those that still lead to its host, by a second hash; other flows stay
+  // where they are. Where none is left, the way that is cut.
+  uint32_t RouteAround(uint32_t node, uint32_t src, uint32_t dst, uint32_t entropy,
+                       const std::vector<bool>& out) const;
 
  private:
+  // Each switch hashes with a salt of its own; equal hashes in two tiers would use only some of the
+  // links of the second (polarisation).
+  static uint64_t Hash(uint32_t node, uint32_t src, uint32_t dst, uint32_t entropy) {
+    return Mix64(Mix64((uint64_t{src} << 32 | dst) + entropy * kEntropyStep) ^
+                 (node * kSwitchStep));
+  }
+  static size_t Bucket(uint64_t hash, size_t count) { return (hash >> 32) * count >> 32; }
+  // Whether what enters `link` can still get to the host `dst`.
+  bool LeadsTo(uint32_t link, uint32_t dst, const std::vector<bool>& out) const;
+
   static constexpr uint64_t kEntropyStep = 0x9e3779b97f4a7c15ull;
   static constexpr uint64_t kSwitchStep = 0xd6e8feb86659fd93ull;
 

@@ -152,6 +152,49 @@ TEST(Fabric, TiersHashIndependently) {
   for (const auto& [link, links] : second) EXPECT_EQ(links.size(), 8u);
 }
 
+std::vector<uint32_t> WalkAround(const Fabric& fabric, uint32_t src, uint32_t dst, uint32_t entropy,
+                                 const std::vector<bool>& out) {
+  std::vector<uint32_t> way{fabric.host_link(src)};
+  for (;;) {
+    const uint32_t node = fabric.cables()[way.back()].to;
+    if (fabric.IsHost(node) || way.size() > 10) return way;
+    way.push_back(fabric.RouteAround(node, src, dst, entropy, out));
+  }
+}
+
+// Whatever one link between switches is out, no flow takes it, all arrive, and those that did not
+// use it stay where they were.
+TEST(Fabric, RoutesAroundAnyOneLink) {
+  for (const FabricSpec& spec :
+       {FabricSpec{"leaf_spine", 16, 4, 0}, FabricSpec{"fat_tree", 16, 0, 0},
+        FabricSpec{"dumbbell", 8, 0, 3}}) {
+    SCOPED_TRACE(spec.kind);
+    const Fabric fabric = Build(spec);
+    for (uint32_t dead : fabric.core_links()) {
+      std::vector<bool> out(fabric.cables().size());
+      out[dead] = true;
+      for (uint32_t entropy = 0; entropy < 20; ++entropy) {
+        for (uint32_t src = 0; src < spec.hosts; ++src) {
+          const uint32_t dst = (src + 1 + entropy % (spec.hosts - 1)) % spec.hosts;
+          const std::vector<uint32_t> usual = Walk(fabric, src, dst, entropy);
+          const std::vector<uint32_t> way = WalkAround(fabric, src, dst, entropy, out);
+          ASSERT_EQ(fabric.cables()[way.back()].to, dst);
+          ASSERT_EQ(std::ranges::count(way, dead), 0);
+          if (std::ranges::count(usual, dead) == 0) {
+            ASSERT_EQ(way, usual);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Fabric, WhereNoWayIsLeftTheUsualOneIsTaken) {
+  const Fabric fabric = Build({"dumbbell", 4, 0, 2});
+  const std::vector<bool> out(fabric.cables().size(), true);
+  EXPECT_EQ(WalkAround(fabric, 0, 3, 5, out), Walk(fabric, 0, 3, 5));
+}
+
 TEST(Fabric, RefusesWhatMakesNone) {
   EXPECT_EQ(Fabric::Make({"torus", 8, 0, 0}).status().code, StatusCode::kInvalidArgument);
   EXPECT_EQ(Fabric::Make({"dumbbell", 1, 0, 0}).status().code, StatusCode::kInvalidArgument);

@@ -121,7 +121,8 @@ void HostStack::Deliver(Nanos now, uint32_t packet) {
     corrupted_delivered_ += p.corrupt ? 1 : 0;
   }
   const EndId end = p.to_end;
-  ends_[end].connection->OnDatagram(now, p.path, whole);
+  if (tap_ != nullptr && !p.corrupt) tap_->OnArrived(now, end, p.head);
+  ends_[end].connection->OnDatagram(now, p.path, whole, p.ce ? Ecn::kCongested : Ecn::kCapable);
   network_->Delivered(packet);
   Touch(end);
 }
@@ -240,6 +241,7 @@ void HostStack::Transmit(Nanos now, EndId id, const core::Datagram& datagram) {
   } else {
     p.head.insert(p.head.end(), datagram.payload.begin(), datagram.payload.end());
   }
+  if (tap_ != nullptr) tap_->OnSent(now, id, p.head, p.wire_bytes - kFramingBytes);
   network_->Send(now, packet);
 }
 

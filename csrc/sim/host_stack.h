@@ -22,6 +22,7 @@
 #include "csrc/core/credit/registry.h"
 #include "csrc/core/ring.h"
 #include "csrc/sim/contents.h"
+#include "csrc/sim/datagram_tap.h"
 #include "csrc/sim/event_queue.h"
 #include "csrc/sim/network.h"
 
@@ -50,6 +51,9 @@ class HostStack final {
 
   // Hears of every event of every connection, kFailed included.
   void set_sink(Sink sink) { sink_ = std::move(sink); }
+
+  // Sees every datagram from now on; nullptr: nobody does.
+  void set_tap(DatagramTap* tap) { tap_ = tap; }
 
   // The end at `host` of the connection to `peer`.
   Result<EndId> EndOf(uint32_t host, uint32_t peer, uint32_t lane);
@@ -114,6 +118,7 @@ class HostStack final {
   EventQueue* const events_;
   const Contents* const contents_;
   Sink sink_;
+  DatagramTap* tap_ = nullptr;
 
   std::vector<Nic> nics_;  // before the connections, which know their host's scheduler
   std::deque<End> ends_;   // grows while references are held

@@ -109,7 +109,8 @@ std::string ToJson(const Settings& settings, const Report& r) {
   UCCL_FIELD(payload_bytes);
   UCCL_FIELD(goodput_share);
   UCCL_FIELD(flow_ns);
-  UCCL_FIELD(background_flow_ns);
+  UCCL_FIELD(small_flow_ns);
+  UCCL_FIELD(cross_flow_ns);
   UCCL_FIELD(queue_drops);
   UCCL_FIELD(loss_drops);
   UCCL_FIELD(down_drops);

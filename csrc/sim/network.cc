@@ -13,6 +13,7 @@ Network::Network(const Fabric* fabric, const LinkSpec& host_link, const LinkSpec
     const bool host = fabric->IsHost(cable.from) || fabric->IsHost(cable.to);
     links_.emplace_back(host ? host_link : core_link);
   }
+  routed_around_.resize(links_.size());
 }
 
 void Network::Send(Nanos now, uint32_t packet) {
@@ -53,8 +54,18 @@ std::optional<uint32_t> Network::OnArrive(Nanos now, uint32_t packet) {
   }
   const uint32_t node = fabric_->cables()[p.link].to;
   if (fabric_->IsHost(node)) return packet;
-  Enter(now, fabric_->Route(node, p.src, p.dst, p.entropy), packet);
+  const uint32_t next = num_routed_around_ == 0
+                            ? fabric_->Route(node, p.src, p.dst, p.entropy)
+                            : fabric_->RouteAround(node, p.src, p.dst, p.entropy, routed_around_);
+  Enter(now, next, packet);
   return std::nullopt;
+}
+
+void Network::LearnState(uint32_t link) {
+  const bool down = links_[link].down();
+  if (down == routed_around_[link]) return;
+  routed_around_[link] = down;
+  num_routed_around_ += down ? 1 : -1;
 }
 
 void Network::Delivered(uint32_t packet) {

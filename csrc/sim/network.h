@@ -42,6 +42,9 @@ class Network final {
 
   void Begin(const Fault& fault) { Apply(fault, true); }
   void End(const Fault& fault) { Apply(fault, false); }
+  // The switches take note of whether a link is down, and route around it if so. Until then they
+  // send into it.
+  void LearnState(uint32_t link);
 
   const Fabric& fabric() const { return *fabric_; }
   const std::vector<Link>& links() const { return links_; }
@@ -60,6 +63,8 @@ class Network final {
   EventQueue* const events_;
   Random random_;
   std::vector<Link> links_;
+  std::vector<bool> routed_around_;  // per link
+  size_t num_routed_around_ = 0;
   PacketPool packets_;
   NetworkTotals totals_;
 };

@@ -1,6 +1,7 @@
 // See settings.h.
 #include "csrc/sim/settings.h"
 
+#include <array>
 #include <charconv>
 #include <optional>
 #include <string_view>
@@ -31,6 +32,13 @@ Status Parse(std::string_view name, const std::string& text, T min, T max, T* ou
   }
   *out = value;
   return Status::Ok();
+}
+
+std::string Text(const std::string& value) { return value; }
+template <class T>
+std::string Text(T value) {
+  std::array<char, 32> digits;
+  return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr};
 }
 
 // Nothing when there is no setting of this name.
@@ -65,6 +73,18 @@ Result<Settings> MakeSettings(const std::map<std::string, std::string>& values) 
     if (!status->ok()) return *status;
   }
   return settings;
+}
+
+std::map<std::string, std::string> ToText(const Settings& settings) {
+  std::map<std::string, std::string> values;
+#define SIM_INT(name, def, min, max, unit, help) values[#name] = Text(settings.name);
+#define SIM_REAL(name, def, min, max, unit, help) values[#name] = Text(settings.name);
+#define SIM_STR(name, def, help) values[#name] = Text(settings.name);
+#include "csrc/sim/settings_table.inc"
+#undef SIM_INT
+#undef SIM_REAL
+#undef SIM_STR
+  return values;
 }
 
 }  // namespace uccl::sim

@@ -32,5 +32,7 @@ std::span<const SettingRow> SettingRows();
 // Defaults, overridden by `values`. kInvalidArgument names what is unknown, no number or out of
 // bounds.
 Result<Settings> MakeSettings(const std::map<std::string, std::string>& values);
+// The inverse: every setting by its name, numbers with all their digits.
+std::map<std::string, std::string> ToText(const Settings& settings);
 
 }  // namespace uccl::sim

@@ -9,8 +9,10 @@
 #include "csrc/sim/application.h"
 #include "csrc/sim/checker.h"
 #include "csrc/sim/contents.h"
+#include "csrc/sim/credit_checker.h"
 #include "csrc/sim/event_queue.h"
 #include "csrc/sim/host_stack.h"
+#include "csrc/sim/invariants.h"
 #include "csrc/sim/workload.h"
 #include "csrc/wire/packet.h"
 
@@ -20,8 +22,6 @@ namespace {
 constexpr uint64_t kEventsPerProgress = 1 << 16;
 // Ends looked at per sample; all of them in turn.
 constexpr size_t kEndsPerSample = 1024;
-// Requests and grants are not held back by the window.
-constexpr int64_t kControlSlack = 1 << 20;
 constexpr uint32_t kDataHeadBytes = wire::kHeaderBytes + wire::kDataBodyBytes;
 // Independent streams of randomness from one seed.
 enum class Stream : uint64_t { kWorkload = 1, kFaults, kNetwork, kHosts, kContents };
@@ -52,14 +52,19 @@ int64_t Window(const Settings& s, Nanos base_rtt) {
   return static_cast<int64_t>(2 * bdp) + 4 * s.datagram_bytes;
 }
 
-Result<TransportSpec> Transport(const Settings& s, int64_t window) {
+Result<TransportSpec> Transport(const Settings& s, int64_t window, Nanos base_rtt) {
   TransportSpec transport;
   core::ConnectionConfig& config = transport.config;
   config.max_datagram_bytes = static_cast<size_t>(s.datagram_bytes);
   config.congestion_control = s.congestion_control;
+  config.cc_scope = s.cc_scope;
+  config.line_rate_bytes_per_s = ToBits(s.host_gbps) / 8;
+  config.base_rtt = base_rtt;
   config.min_rto = FromMicros(s.min_rto_us);
   config.max_rto = FromMicros(std::max(s.max_rto_us, s.min_rto_us));
   config.window_bytes = window;
+  config.eager_max_bytes = s.eager_max_bytes;
+  config.eager_buffer_bytes = s.eager_buffer_bytes;
   config.path_policy = s.path_policy;
   // Nobody dies here; liveness is the checker's to judge.
   config.peer_silence = std::chrono::seconds(100'000);
@@ -68,6 +73,10 @@ Result<TransportSpec> Transport(const Settings& s, int64_t window) {
   transport.credit.rate_bytes_per_s = HostLink(s).bits_per_s / 8;
   transport.credit.quantum_bytes =
       s.credit_quantum_bytes > 0 ? s.credit_quantum_bytes : 2 * s.datagram_bytes;
+  const double bdp = s.host_gbps / 8 * static_cast<double>(base_rtt.count());
+  transport.credit.pipe_bytes =
+      s.credit_pipe_bytes > 0 ? s.credit_pipe_bytes
+                              : static_cast<int64_t>(bdp) + 4 * transport.credit.quantum_bytes;
   if (s.transport == "spray") {
     config.num_paths = static_cast<uint16_t>(s.paths);
   } else if (s.transport == "single" || s.transport == "bundle") {
@@ -100,6 +109,10 @@ class Run final {
         faults_(MakeFaultPlan(Faults(settings), fabric_)),
         contents_(Seed(Stream::kContents), static_cast<uint64_t>(settings.segment_bytes)),
         checker_(&contents_),
+        credit_checker_({.eager_buffer_bytes = transport.config.eager_buffer_bytes,
+                         .receiver_driven = transport.receiver_scheduler != "none",
+                         .initial_bytes = transport.config.credit_initial_bytes},
+                        &checker_),
         network_(&fabric_, HostLink(settings), CoreLink(settings), Seed(Stream::kNetwork),
                  &events_),
         hosts_(transport, Host(settings), Seed(Stream::kHosts), &network_, &events_, &contents_),
@@ -111,6 +124,7 @@ class Run final {
     hosts_.set_sink([this](Nanos now, EndId end, core::Event event) {
       application_.OnEvent(now, end, std::move(event));
     });
+    hosts_.set_tap(&credit_checker_);
     for (const Flow& flow : workload_.flows) total_bytes_ += flow.bytes;
   }
 
@@ -138,8 +152,13 @@ class Run final {
     return spec;
   }
   static ApplicationSpec App(const Settings& s, const TransportSpec& transport) {
-    return {static_cast<uint64_t>(s.segment_bytes), static_cast<uint32_t>(s.depth),
-            static_cast<uint32_t>(s.concurrency), transport.lanes};
+    ApplicationSpec spec;
+    spec.segment_bytes = static_cast<uint64_t>(s.segment_bytes);
+    spec.packet_bytes = static_cast<uint64_t>(s.datagram_bytes) - kDataHeadBytes;
+    spec.depth = static_cast<uint32_t>(s.depth);
+    spec.concurrency = static_cast<uint32_t>(s.concurrency);
+    spec.lanes = transport.lanes;
+    return spec;
   }
   static double PayloadShare(const Settings& s) {
     return static_cast<double>(s.datagram_bytes - kDataHeadBytes) /
@@ -161,6 +180,7 @@ class Run final {
   EventQueue events_;
   const Contents contents_;
   Checker checker_;
+  CreditChecker credit_checker_;
   Network network_;
   HostStack hosts_;
   Application application_;
@@ -198,6 +218,9 @@ void Run::Handle(const ScheduledEvent& event) {
     case EventType::kFaultEnd:
       network_.End(faults_[event.id]);
       break;
+    case EventType::kReroute:
+      network_.LearnState(event.id);
+      break;
     case EventType::kSample:
       Sample();
       break;
@@ -215,55 +238,45 @@ void Run::Sample() {
 }
 
 void Run::CheckEnd(EndId end) {
-  const core::ConnectionStats stats = hosts_.connection(end).stats();
   const core::ConnectionConfig& config = transport_.config;
-  checker_.Require(now_, stats.inflight_bytes >= 0, "bytes in flight are negative");
-  checker_.AtMost(now_, stats.inflight_bytes,
-                  config.window_bytes + settings_.datagram_bytes + kControlSlack,
-                  "bytes in flight of a connection");
-  checker_.AtMost(now_, static_cast<int64_t>(stats.eager_bytes_buffered), config.eager_buffer_bytes,
-                  "early bytes that a connection keeps");
+  const core::ConnectionStats stats = hosts_.connection(end).stats();
+  CheckBounds(now_, stats,
+              {.window_bytes = config.window_bytes,
+               .eager_buffer_bytes = config.eager_buffer_bytes,
+               .datagram_bytes = settings_.datagram_bytes},
+              &checker_);
   if (transport_.receiver_scheduler == "none") return;
-  const core::ConnectionStats peer = hosts_.connection(hosts_.other_of(end)).stats();
-  checker_.AtMost(now_, stats.credit_received_bytes, peer.credit_granted_bytes,
-                  "credit that a sender received");
-  checker_.AtMost(now_, stats.credit_used_bytes,
-                  stats.credit_received_bytes +
-                      static_cast<int64_t>(stats.tail_probes) * settings_.datagram_bytes,
-                  "credit that a sender used");
-  checker_.AtMost(now_, peer.credit_granted_bytes,
-                  stats.credit_wanted_bytes + config.credit_initial_bytes,
-                  "credit that a receiver granted");
+  CheckCredit(
+      now_, stats, hosts_.connection(hosts_.other_of(end)).stats(),
+      {.initial_bytes = config.credit_initial_bytes, .datagram_bytes = settings_.datagram_bytes},
+      &checker_);
 }
 
 void Run::CheckAtEnd() {
   checker_.Finish(now_);
-  uint64_t refused = 0;
+  Refusals refusals{.corrupted = hosts_.corrupted_delivered()};
   for (EndId end = 0; end < hosts_.num_ends(); ++end) {
     CheckEnd(end);
     const core::Connection& connection = hosts_.connection(end);
     checker_.Require(now_, connection.failed() || connection.Drained(),
                      "liveness: a connection is not drained");
     const core::ConnectionStats stats = connection.stats();
-    refused += stats.malformed + stats.bad_checksum;
-    checker_.Require(now_, stats.wrong_key == 0, "a connection met packets of another");
+    refusals.refused += stats.malformed + stats.bad_checksum;
+    refusals.wrong_key += stats.wrong_key;
   }
-  checker_.Require(now_, refused == hosts_.corrupted_delivered(),
-                   std::to_string(hosts_.corrupted_delivered()) +
-                       " datagrams were corrupted, but " + std::to_string(refused) +
-                       " were refused");
-  checker_.Require(now_, network_.Conserved(), "packets sent are not those delivered and dropped");
-  for (const Link& link : network_.links()) {
-    checker_.AtMost(now_, link.stats().peak_queue_bytes,
-                    std::max(settings_.queue_bytes, settings_.datagram_bytes + kFramingBytes),
-                    "a queue");
-  }
+  CheckIntegrity(now_, refusals, &checker_);
+  CheckNetwork(now_, network_, settings_.queue_bytes, settings_.datagram_bytes, &checker_);
 }
 
 Result<Report> Run::Go(const ProgressFn& progress) {
   for (uint32_t i = 0; i < faults_.size(); ++i) {
     events_.Push(faults_[i].begin, EventType::kFaultBegin, i);
     if (faults_[i].end != kNever) events_.Push(faults_[i].end, EventType::kFaultEnd, i);
+    if (settings_.reroute_us < 0 || faults_[i].kind != FaultKind::kDown) continue;
+    for (const Nanos change : {faults_[i].begin, faults_[i].end}) {
+      if (change == kNever) continue;
+      events_.Push(change + FromMicros(settings_.reroute_us), EventType::kReroute, faults_[i].link);
+    }
   }
   application_.Start();
   events_.Push(Nanos(0), EventType::kSample, 0);
@@ -311,11 +324,15 @@ Report Run::MakeReport() {
   for (size_t f = 0; f < workload_.flows.size(); ++f) {
     const FlowRecord& record = application_.records()[f];
     if (record.end < Nanos(0)) continue;
-    (workload_.flows[f].background ? r.background_flow_ns : r.flow_ns)
-        .push_back((record.end - record.begin).count());
+    const FlowClass kind = workload_.flows[f].kind;
+    std::vector<int64_t>& times = kind == FlowClass::kMain    ? r.flow_ns
+                                  : kind == FlowClass::kSmall ? r.small_flow_ns
+                                                              : r.cross_flow_ns;
+    times.push_back((record.end - record.begin).count());
   }
-  std::ranges::sort(r.flow_ns);
-  std::ranges::sort(r.background_flow_ns);
+  for (std::vector<int64_t>* times : {&r.flow_ns, &r.small_flow_ns, &r.cross_flow_ns}) {
+    std::ranges::sort(*times);
+  }
   r.network = network_.totals();
   for (const Link& link : network_.links()) {
     r.queue_drops += link.stats().queue_drops;
@@ -367,6 +384,10 @@ Result<Report> Simulate(const Settings& s, const ProgressFn& progress) {
   workload_spec.hosts = static_cast<uint32_t>(s.hosts);
   workload_spec.bytes = static_cast<uint64_t>(s.bytes);
   workload_spec.fan_in = static_cast<uint32_t>(s.fan_in);
+  workload_spec.rounds = static_cast<uint32_t>(s.rounds);
+  workload_spec.load = s.load;
+  workload_spec.cross_load = s.cross_load;
+  workload_spec.host_bits_per_s = s.host_gbps * 1e9;
   workload_spec.skew = s.skew;
   workload_spec.top_k = static_cast<uint32_t>(s.top_k);
   workload_spec.experts_per_host = static_cast<uint32_t>(s.experts_per_host);
@@ -376,7 +397,7 @@ Result<Report> Simulate(const Settings& s, const ProgressFn& progress) {
   Result<Workload> workload = MakeWorkload(workload_spec);
   if (!workload.ok()) return workload.status();
   const Nanos base_rtt = BaseRtt(s, fabric.value());
-  const Result<TransportSpec> transport = Transport(s, Window(s, base_rtt));
+  const Result<TransportSpec> transport = Transport(s, Window(s, base_rtt), base_rtt);
   if (!transport.ok()) return transport.status();
   // On the heap: it holds pointers to its own parts.
   const auto run = std::make_unique<Run>(s, std::move(fabric.value()), std::move(workload.value()),

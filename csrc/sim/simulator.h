@@ -28,8 +28,9 @@ struct Report {
   Nanos ideal{0};
   uint64_t payload_bytes = 0;  // that arrived
   double goodput_share = 0;    // ideal over completion, 0 when incomplete
-  // Of every flow that arrived; the small messages of `mixed` apart.
-  std::vector<int64_t> flow_ns, background_flow_ns;  // sorted
+  // Of every flow that arrived, sorted; the small and the large ones beside the workload's own
+  // apart (FlowClass).
+  std::vector<int64_t> flow_ns, small_flow_ns, cross_flow_ns;
   // Network.
   NetworkTotals network;
   uint64_t queue_drops = 0, loss_drops = 0, down_drops = 0, receive_ring_drops = 0, corrupted = 0;

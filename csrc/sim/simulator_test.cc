@@ -63,7 +63,8 @@ TEST(Simulator, EveryWorkloadOnEveryFabricCompletes) {
       SCOPED_TRACE(std::string(fabric) + " " + row.name);
       const Report report = MustRun(Base(fabric, row.name));
       ExpectClean(report);
-      EXPECT_EQ(report.flow_ns.size() + report.background_flow_ns.size(), report.flows);
+      EXPECT_EQ(report.flow_ns.size() + report.small_flow_ns.size() + report.cross_flow_ns.size(),
+                report.flows);
       EXPECT_GT(report.flow_ns.front(), 0);
       EXPECT_GE(report.completion, report.ideal) << "faster than possible";
       EXPECT_GT(report.goodput_share, 0);
@@ -163,6 +164,27 @@ TEST(Simulator, ACableFailsAndIsUsedAgainAfterItHeals) {
     EXPECT_GT(row[0], 0u);
     EXPECT_GT(row[1], 0u);
   }
+}
+
+TEST(Simulator, SwitchesRouteAroundADeadCable) {
+  Values values = Base("leaf_spine");
+  values["hosts"] = "16";
+  values["bytes"] = "4000000";
+  values["fail_cables"] = "2";
+  values["fail_at_us"] = "5";
+  values["fail_for_us"] = "1000";
+  const Report never = MustRun(values);
+  values["reroute_us"] = "0";
+  const Report at_once = MustRun(values);
+  values["reroute_us"] = "10";
+  const Report later = MustRun(values);
+  ExpectClean(never);
+  ExpectClean(at_once);
+  ExpectClean(later);
+  // At once, what was on the cables is lost; after 10 us, also what was sent into them until then.
+  EXPECT_GT(at_once.down_drops, 0u);
+  EXPECT_LT(at_once.down_drops, later.down_drops);
+  EXPECT_LT(later.down_drops, never.down_drops);
 }
 
 TEST(Simulator, RandomFaultSchedulesEndWithEverythingDelivered) {

@@ -17,6 +17,7 @@ namespace {
 constexpr uint64_t kStartJitterNs = 1000;
 constexpr uint32_t kTreeChunks = 16;
 constexpr uint32_t kSmallPerHost = 8;
+constexpr uint32_t kSmallPerRound = 4;  // of incast_mixed, per host
 constexpr uint64_t kSmallestMessage = 1024, kSmallSpan = 15 * 1024;
 // Small messages of `mixed` begin within half of the time that the bulk takes at 400 Gbit/s, so
 // that they meet it.
@@ -121,7 +122,55 @@ void Mixed(const WorkloadSpec& spec, Workload* w) {
                           .dst = dst,
                           .bytes = kSmallestMessage + random.Below(kSmallSpan),
                           .start = Nanos(random.Below(spread)),
-                          .background = true});
+                          .kind = FlowClass::kSmall});
+    }
+  }
+}
+
+// An incast that comes again and again, at `load` of the target's link on the average, among other
+// traffic: the hosts that take no part exchange messages of the same size along a random cycle, at
+// `cross_load`, and
+// every host sends small messages, a quarter of them to the target. Who has to wait for the queue
+// of the incast shows in the classes.
+void IncastMixed(const WorkloadSpec& spec, Workload* w) {
+  Random random(spec.seed);
+  std::vector<uint32_t> others(spec.hosts - 1);
+  std::iota(others.begin(), others.end(), 1);
+  random.Shuffle(&others);
+  const size_t fan_in = std::min<size_t>(spec.fan_in, others.size());
+  const double message_ns = static_cast<double>(spec.bytes) * 8e9 / spec.host_bits_per_s;
+  const double period_ns = message_ns * static_cast<double>(fan_in) / spec.load;
+  const double span_ns = period_ns * spec.rounds;
+  const auto at = [](double ns) { return Nanos(static_cast<int64_t>(ns)); };
+  for (uint32_t round = 0; round < spec.rounds; ++round) {
+    for (size_t i = 0; i < fan_in; ++i) {
+      w->flows.push_back({.src = others[i],
+                          .dst = 0,
+                          .bytes = spec.bytes,
+                          .start = at(period_ns * round) + Jitter(&random)});
+    }
+  }
+  const std::span<const uint32_t> idle = std::span(others).subspan(fan_in);
+  for (size_t i = 0; i < idle.size() && idle.size() > 1; ++i) {
+    // Exponential gaps: the streams meet at random.
+    double t = 0;
+    while ((t += -std::log(1 - random.Unit()) * message_ns / spec.cross_load) < span_ns) {
+      w->flows.push_back({.src = idle[i],
+                          .dst = idle[(i + 1) % idle.size()],
+                          .bytes = spec.bytes,
+                          .start = at(t),
+                          .kind = FlowClass::kCross});
+    }
+  }
+  for (uint32_t src = 0; src < spec.hosts; ++src) {
+    for (uint32_t i = 0; i < kSmallPerRound * spec.rounds; ++i) {
+      auto dst = static_cast<uint32_t>((src + 1 + random.Below(spec.hosts - 1)) % spec.hosts);
+      if (src != 0 && random.Below(4) == 0) dst = 0;
+      w->flows.push_back({.src = src,
+                          .dst = dst,
+                          .bytes = kSmallestMessage + random.Below(kSmallSpan),
+                          .start = at(random.Unit() * span_ns),
+                          .kind = FlowClass::kSmall});
     }
   }
 }
@@ -192,6 +241,8 @@ constexpr std::array kRows = {
     WorkloadRow{"tree_all_reduce", &TreeAllReduce,
                 "all-reduce of `bytes` over a binary tree, chunked"},
     WorkloadRow{"incast", &Incast, "`fan_in` hosts send `bytes` each to host 0"},
+    WorkloadRow{"incast_mixed", &IncastMixed,
+                "`rounds` such incasts, a permutation among the others, and small messages"},
     WorkloadRow{"mixed", &Mixed, "a permutation, and small messages between random hosts"},
     WorkloadRow{"moe", &Moe,
                 "each host dispatches `bytes` of tokens to top_k experts, then combine"},
@@ -212,7 +263,11 @@ Result<Workload> MakeWorkload(const WorkloadSpec& spec) {
       (spec.token_bytes == 0 || spec.experts_per_host == 0 || spec.top_k == 0)) {
     return refuse("token_bytes, experts_per_host and top_k must be 1 or more");
   }
-  if (spec.kind == "incast" && spec.fan_in == 0) return refuse("fan_in is 0");
+  if (spec.kind.starts_with("incast") && spec.fan_in == 0) return refuse("fan_in is 0");
+  if (spec.kind == "incast_mixed" && (spec.rounds == 0 || !(spec.load > 0) ||
+                                      !(spec.cross_load > 0) || !(spec.host_bits_per_s > 0))) {
+    return refuse("rounds, loads and the rate of the hosts' links must be above 0");
+  }
   std::string known;
   for (const WorkloadRow& row : kRows) {
     known += (known.empty() ? "" : ", ") + std::string(row.name);

@@ -70,7 +70,7 @@ TEST(Workload, EveryFlowOfEveryRowStartsOnceAndGoesElsewhere) {
 }
 
 TEST(Workload, EqualSeedsGiveEqualFlowsAndOthersDoNot) {
-  for (const char* kind : {"permutation", "mixed", "moe", "incast"}) {
+  for (const char* kind : {"permutation", "mixed", "moe", "incast", "incast_mixed"}) {
     WorkloadSpec spec;
     spec.kind = kind;
     const auto picture = [&](uint64_t seed) {
@@ -118,6 +118,46 @@ TEST(Workload, IncastIsFromFanInOthersToOne) {
   EXPECT_EQ(sources.size(), 15u);
 }
 
+TEST(Workload, IncastMixedLoadsTheTargetAsAskedAndOthersToo) {
+  const WorkloadSpec spec{.kind = "incast_mixed",
+                          .hosts = 64,
+                          .bytes = 100'000,
+                          .fan_in = 15,
+                          .rounds = 40,
+                          .load = 0.5,
+                          .cross_load = 0.5};
+  const Workload w = Build(spec);
+  std::set<uint32_t> senders, crossing;
+  uint64_t to_target = 0, crossed = 0, small = 0, small_to_target = 0;
+  Nanos last{0};
+  for (const Flow& flow : w.flows) {
+    if (flow.kind == FlowClass::kMain) {
+      EXPECT_EQ(flow.dst, 0u);
+      senders.insert(flow.src);
+      to_target += flow.bytes;
+      last = std::max(last, flow.start);
+    } else if (flow.kind == FlowClass::kCross) {
+      EXPECT_NE(flow.dst, 0u);
+      crossing.insert(flow.src);
+      crossed += flow.bytes;
+    } else {
+      ++small;
+      small_to_target += flow.dst == 0 ? 1 : 0;
+      EXPECT_LE(flow.bytes, 16u * 1024);
+    }
+  }
+  EXPECT_EQ(senders.size(), 15u);
+  EXPECT_EQ(crossing.size(), 48u);
+  for (uint32_t host : crossing) EXPECT_FALSE(senders.contains(host));
+  EXPECT_EQ(to_target, 40u * 15 * 100'000);
+  // 1.5 MB a round take 30 us at 400 Gbit/s; at half load a round comes every 60 us.
+  EXPECT_NEAR(static_cast<double>(last.count()), 39 * 60e3, 2e3);
+  // Half of 48 links for 2.4 ms.
+  EXPECT_NEAR(static_cast<double>(crossed), 48 * 0.5 * 50 * 2.4e6, 0.1 * 48 * 0.5 * 50 * 2.4e6);
+  EXPECT_EQ(small, 64u * 40 * 4);
+  EXPECT_GT(small_to_target, small / 5);
+}
+
 TEST(Workload, MoeReturnsWhatItDispatchesAndSkewHeatsAHost) {
   const auto hottest = [](double skew) {
     const Workload w = Build({.kind = "moe", .hosts = 32, .bytes = 1 << 20, .skew = skew});
@@ -145,8 +185,11 @@ TEST(Workload, RefusesWhatMakesNone) {
   EXPECT_EQ(MakeWorkload({.kind = "gossip"}).status().code, StatusCode::kInvalidArgument);
   EXPECT_EQ(MakeWorkload({.hosts = 1}).status().code, StatusCode::kInvalidArgument);
   EXPECT_EQ(MakeWorkload({.bytes = 0}).status().code, StatusCode::kInvalidArgument);
-  EXPECT_EQ(MakeWorkload({.kind = "incast", .fan_in = 0}).status().code,
-            StatusCode::kInvalidArgument);
+  for (const WorkloadSpec& spec : {WorkloadSpec{.kind = "incast", .fan_in = 0},
+                                   WorkloadSpec{.kind = "incast_mixed", .rounds = 0},
+                                   WorkloadSpec{.kind = "incast_mixed", .load = 0}}) {
+    EXPECT_EQ(MakeWorkload(spec).status().code, StatusCode::kInvalidArgument) << spec.kind;
+  }
 }
 
 }  // namespace

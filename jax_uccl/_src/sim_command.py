@@ -2,6 +2,7 @@
 
     jax-uccl sim --fabric fat_tree --hosts 128 --workload permutation --bytes 4000000 --compare
     jax-uccl sim --chaos 40 --seeds 100
+    jax-uccl sim --schedules 100000 --jobs 2
 
 The simulation is native (csrc/sim/); its settings are the options, taken from the native table. A run is
 a function of its settings: `--seed` replays it, and equal trace hashes mean equal runs.
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_uccl import _uccl
-from jax_uccl._src import errors
+from jax_uccl._src import errors, sim_chaos
 
 _TRANSPORTS = ("spray", "single", "bundle")
 _EXIT_VIOLATION = 1
@@ -72,12 +73,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.list:
         print(_listing())
         return 0
-    if args.compare and args.seeds > 1:
-        print("jax-uccl sim: --compare and --seeds are one or the other", file=sys.stderr)
+    if sum((args.compare, args.seeds > 1, args.schedules > 0)) > 1:
+        text = "jax-uccl sim: --compare, --seeds and --schedules exclude each other"
+        print(text, file=sys.stderr)
         return _EXIT_USAGE
     names = [row["name"] for row in _uccl.sim_settings()]
     settings = {n: value for n in names if (value := getattr(args, n)) is not None}
+    if args.schedules > 0 and settings.keys() - {"seed"}:
+        print("jax-uccl sim: --schedules draws every setting but --seed", file=sys.stderr)
+        return _EXIT_USAGE
     try:
+        if args.schedules > 1:
+            return _run_schedules(int(settings.get("seed", 1)), args)
+        if args.schedules == 1:
+            settings = _uccl.sim_chaos_settings(int(settings.get("seed", 1)))
         reports = _run_all(settings, args)
     except errors.UcclValueError as error:
         print(f"jax-uccl sim: {error.detail}", file=sys.stderr)
@@ -112,6 +121,16 @@ def _parser() -> argparse.ArgumentParser:
         help="run the baselines (one path, independent connections) on the same seed as well",
     )
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="run N seeds in a row")
+    parser.add_argument(
+        "--schedules",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run N fault schedules, of which everything is drawn from --seed and the numbers after it",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="threads that run --schedules"
+    )
     parser.add_argument(
         "--json",
         metavar="FILE",
@@ -155,6 +174,15 @@ def _run_all(settings: dict[str, Any], args: argparse.Namespace) -> list[Report]
     return reports
 
 
+def _run_schedules(first: int, args: argparse.Namespace) -> int:
+    bar = not args.quiet and sys.stderr.isatty()
+    summary = sim_chaos.run(first, args.schedules, args.jobs, bar)
+    if args.json is not None and args.json != "-":
+        Path(args.json).write_text(json.dumps(summary))
+    print(json.dumps(summary) if args.json == "-" else sim_chaos.text(summary))
+    return _EXIT_VIOLATION if summary["violations"] else 0
+
+
 def _run(settings: Mapping[str, Any], label: str, bar: bool) -> Report:
     if not bar:
         return simulate(settings)
@@ -193,17 +221,24 @@ def _table(reports: Sequence[Report]) -> str:
         kinds = ("queue_drops", "loss_drops", "down_drops", "receive_ring_drops")
         return " + ".join(str(r[kind]) for kind in kinds)
 
+    def times(kind: str) -> list[tuple[str, Callable[[Report], str]]]:
+        field = "flow_ns" if kind == "flow" else f"{kind}_flow_ns"
+        if not any(r[field] for r in reports):
+            return []
+        return [
+            (f"{kind} p{100 * q:g}", lambda r, q=q: micros(percentile(r[field], q)))  # type: ignore[misc]
+            for q in (0.5, 0.99, 0.999)
+        ]
+
     rows: list[tuple[str, Callable[[Report], str]]] = [
         ("transport", lambda r: r["settings"]["transport"]),
         ("completion", lambda r: micros(r["completion_ns"]) if r["complete"] else "INCOMPLETE"),
         ("  over the first", lambda r: f"{r['completion_ns'] / max(first, 1):.2f}x"),
         ("  lower bound", lambda r: micros(r["ideal_ns"])),
         ("goodput share", lambda r: f"{r['goodput_share']:.1%}"),
-        ("flow p50", lambda r: micros(percentile(r["flow_ns"], 0.5))),
-        ("flow p99", lambda r: micros(percentile(r["flow_ns"], 0.99))),
-        ("flow p99.9", lambda r: micros(percentile(r["flow_ns"], 0.999))),
-        ("small p50", lambda r: micros(percentile(r["background_flow_ns"], 0.5))),
-        ("small p99", lambda r: micros(percentile(r["background_flow_ns"], 0.99))),
+        *times("flow"),
+        *times("small"),
+        *times("cross"),
         ("deepest queue", lambda r: f"{r['peak_queue_bytes'] / 1024:,.0f} KiB"),
         ("packets", lambda r: f"{r['network']['sent']:,}"),
         ("drops q+loss+down+host", loss),
@@ -215,8 +250,6 @@ def _table(reports: Sequence[Report]) -> str:
         ("violations", lambda r: str(r["violations"])),
     ]
     s = reports[0]["settings"]
-    if not any(r["background_flow_ns"] for r in reports):
-        rows = [row for row in rows if not row[0].startswith("small")]
     if len(reports) == 1:
         rows = [row for row in rows if row[0] != "  over the first"]
     lines = [

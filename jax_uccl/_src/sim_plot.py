@@ -30,7 +30,11 @@ def save(reports: Sequence[dict[str, Any]], path: str | Path) -> None:
     times = figure.add_subplot(grid[0, :columns])
     for i, report in enumerate(reports):
         label = _label(report)
-        for field, suffix, line in (("flow_ns", "", "-"), ("background_flow_ns", ", small", ":")):
+        for field, suffix, line in (
+            ("flow_ns", "", "-"),
+            ("small_flow_ns", ", small", ":"),
+            ("cross_flow_ns", ", cross", "--"),
+        ):
             values = [ns / 1e3 for ns in report[field]]
             shares = [(i + 1) / len(values) for i in range(len(values))]
             if values:

@@ -22,8 +22,6 @@ import pathlib
 import shutil
 import socket
 import subprocess
-import tempfile
-from collections.abc import Sequence
 from types import TracebackType
 
 ETHERNET_BYTES = 14  # TBF counts them; there is no FCS on a veth
@@ -60,9 +58,7 @@ def _refused() -> str | None:
 
 
 def _run(*command: str, stdin: str | None = None) -> str:
-    return subprocess.run(
-        command, check=True, capture_output=True, text=True, input=stdin
-    ).stdout
+    return subprocess.run(command, check=True, capture_output=True, text=True, input=stdin).stdout
 
 
 def _nft(namespace: str, rules: str) -> None:
@@ -106,7 +102,10 @@ class PathNetwork:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._down()
 
@@ -144,7 +143,8 @@ class PathNetwork:
         """What the router of this side has sent into each path."""
         text = _run(
             *["ip", "netns", "exec", self._name("r" + side), "sh", "-c"],
-            "cat " + " ".join(f"/sys/class/net/p{i}/statistics/tx_bytes" for i in range(self.paths)),
+            "cat "
+            + " ".join(f"/sys/class/net/p{i}/statistics/tx_bytes" for i in range(self.paths)),
         )
         return [int(word) for word in text.split()]
 

@@ -66,7 +66,14 @@ def run(
     env.pop("XLA_FLAGS", None)
     ranks = []
     for rank, host in enumerate("ab"):
-        command = [*net.enter(host), sys.executable, str(script), coordinator, str(rank), str(steps)]
+        command = [
+            *net.enter(host),
+            sys.executable,
+            str(script),
+            coordinator,
+            str(rank),
+            str(steps),
+        ]
         errors = (folder / f"{rank}.err").open("w")
         ranks.append(
             subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=errors, text=True)

@@ -13,12 +13,16 @@
 // headers tell the receiver what to ask for again. Networks here drop, so the sender finds its
 // losses and asks again (a request to send, DEMAND on the wire). The paper bounds what is
 // outstanding by the sender's window; here the receiver does as well, so that a sender that stopped
-// does not eat the link's credits.
+// does not eat the link's credits. Without trimming, what many senders sent unasked at once stands
+// in the queue for as long as credits come at the link's rate; so they come slower while more is
+// under way than the pipe holds (SIRD, NSDI'25, and Homa, SIGCOMM'18, bound what they grant in all
+// for the same reason). Slower, not never: what is under way may have been lost.
 #include "csrc/core/credit/eqds.h"
 
 #include <algorithm>
 #include <array>
 #include <string>
+#include <utility>
 
 namespace uccl::core {
 namespace {
@@ -32,6 +36,8 @@ constexpr int64_t kFramingBytes = 66;
 // credits, or they would come in a burst.
 constexpr Nanos kMostSlack = std::chrono::microseconds(100);
 constexpr int64_t kSlackQuanta = 4;
+// The pace of credits while a queue drains.
+constexpr double kDrainingShare = 0.25;
 
 enum List : uint8_t { kNone, kRetransmit, kActive, kIdle, kNumLists };
 
@@ -39,10 +45,14 @@ class Eqds final : public ReceiverScheduler {
  public:
   explicit Eqds(const CreditParams& params)
       : params_(params),
-        slack_(std::min(kMostSlack, Duration(kSlackQuanta * params.quantum_bytes))) {}
+        slack_(std::min(kMostSlack,
+                        Duration(static_cast<double>(kSlackQuanta * params.quantum_bytes)))) {}
 
   void Add(CreditFlow* flow) override { Place(flow); }
-  void Remove(CreditFlow* flow) override { Unlink(flow); }
+  void Remove(CreditFlow* flow) override {
+    Unlink(flow);
+    under_way_ -= std::exchange(flow->counted, 0);
+  }
   void Update(CreditFlow* flow) override { Place(flow); }
 
   CreditFlow* Grant(Nanos now) override {
@@ -56,8 +66,10 @@ class Eqds final : public ReceiverScheduler {
       flow->again = std::max<int64_t>(flow->again - bytes, 0);
       flow->credit_due = true;
       const int64_t datagrams = (bytes + flow->datagram_bytes - 1) / flow->datagram_bytes;
-      next_grant_ =
-          std::max(next_grant_, now - slack_) + Duration(bytes + datagrams * kFramingBytes);
+      const double share =
+          params_.pipe_bytes > 0 && under_way_ > params_.pipe_bytes ? kDrainingShare : 1;
+      next_grant_ = std::max(next_grant_, now - slack_) +
+                    Duration(static_cast<double>(bytes + datagrams * kFramingBytes) / share);
       Place(flow);
       return flow;
     }
@@ -78,14 +90,14 @@ class Eqds final : public ReceiverScheduler {
     for (size_t list = kRetransmit; list < kNumLists; ++list) {
       text += kNames[list] + std::to_string(sizes_[list]);
     }
-    return text + " next_ns=" + std::to_string(next_grant_.count());
+    return text + " under_way=" + std::to_string(under_way_) +
+           " next_ns=" + std::to_string(next_grant_.count());
   }
 
  private:
-  Nanos Duration(int64_t bytes) const {
-    return Nanos(
-        static_cast<int64_t>(static_cast<double>(bytes) * 1e9 /
-                             (static_cast<double>(params_.rate_bytes_per_s) * kUtilization)));
+  Nanos Duration(double bytes) const {
+    return Nanos(static_cast<int64_t>(
+        bytes * 1e9 / (static_cast<double>(params_.rate_bytes_per_s) * kUtilization)));
   }
 
   // What the flow can still use, in all.
@@ -105,6 +117,8 @@ class Eqds final : public ReceiverScheduler {
   }
   // A flow that stays in its list keeps its place there.
   void Place(CreditFlow* flow) {
+    under_way_ += flow->UnderWay() - flow->counted;
+    flow->counted = flow->UnderWay();
     if (flow->granted >= flow->wanted) flow->again = 0;
     const List list = Belongs(*flow);
     if (list == flow->list) return;
@@ -128,6 +142,7 @@ class Eqds final : public ReceiverScheduler {
   const CreditParams params_;
   const Nanos slack_;
   Nanos next_grant_{0};
+  int64_t under_way_ = 0;  // of all flows
   std::array<CreditFlow*, kNumLists> heads_{}, tails_{};
   std::array<size_t, kNumLists> sizes_{};
 };

@@ -12,6 +12,7 @@
 // the sender has not used.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -30,7 +31,13 @@ struct CreditFlow {
   bool credit_due = false;  // the sender is to be told `granted`
   int64_t Outstanding() const { return granted - settled - arrived; }
 
-  // Of the scheduler: the list that it is in, and its neighbours.
+  // Used or about to be: granted and wanted, and neither arrived nor settled.
+  int64_t UnderWay() const {
+    return std::max<int64_t>(std::min(granted, wanted) - settled - arrived, 0);
+  }
+
+  // Of the scheduler: what it counts as under way, the list that it is in, and its neighbours.
+  int64_t counted = 0;
   uint8_t list = 0;
   CreditFlow* next = nullptr;
   CreditFlow* previous = nullptr;
@@ -39,6 +46,9 @@ struct CreditFlow {
 struct CreditParams {
   int64_t rate_bytes_per_s = 0;  // of the link that the flows share; above 0
   int64_t quantum_bytes = 0;     // of one credit; above 0
+  // What the link and the way to it hold, about the bandwidth-delay product: more than this under
+  // way is a queue, and credits slow down until it has drained. 0: unknown, they never do.
+  int64_t pipe_bytes = 0;
 };
 
 class ReceiverScheduler {

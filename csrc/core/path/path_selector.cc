@@ -21,4 +21,6 @@ std::optional<PathId> PathSelector::Select(const PathRequest& request) {
   return pick(false);
 }
 
+void PathSelector::OnAcked(PathId, uint32_t, uint32_t) {}
+
 }  // namespace uccl::core

@@ -49,6 +49,9 @@ class PathSelector {
   // Nothing when the packet has to wait: every path that works has used up its window or pace. Of
   // an urgent one, always a path.
   virtual std::optional<PathId> Select(const PathRequest& request);
+  // Packets of a path were acknowledged, `marked` of them by way of a congested queue (ECN). Most
+  // policies read what they need in PathState; this is for those that are clocked by ACKs.
+  virtual void OnAcked(PathId path, uint32_t packets, uint32_t marked);
 
  protected:
   // One of those that pass `filter`, or nothing if none does.

@@ -3,6 +3,7 @@
 
 #include "csrc/core/path/path_selector.h"
 #include "csrc/core/path/power_of_two.h"
+#include "csrc/core/path/reps.h"
 
 namespace uccl::core {
 namespace {
@@ -71,6 +72,8 @@ constexpr std::array kRows = {
                     "of two random paths the one with the lower smoothed round trip"},
     PathSelectorRow{"least_loaded", &Make<LeastLoaded>, false,
                     "the path with the fewest bytes in flight"},
+    PathSelectorRow{"reps", &MakeReps, false,
+                    "paths whose packets came back without a mark, in that order; else the next"},
 };
 
 const PathSelectorRow* Find(const std::string& name) {

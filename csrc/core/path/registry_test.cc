@@ -47,6 +47,7 @@ class Policy final {
     EXPECT_TRUE(path.has_value());
     return path ? ToInt(*path) : paths.size();
   }
+  PathSelector& selector() { return *selector_; }
   void SetRtt(size_t path, Nanos rtt) {
     paths[path].rtt = RttEstimator();
     paths[path].rtt.Sample(rtt);
@@ -82,7 +83,8 @@ std::vector<std::string> Multipath() {
 TEST(PathSelectors, SinglePathIsToldByTheRow) {
   EXPECT_TRUE(UsesSinglePath("single"));
   EXPECT_FALSE(UsesSinglePath("no such policy"));
-  EXPECT_EQ(Multipath(), (std::vector<std::string>{"round_robin", "power_of_two", "least_loaded"}));
+  EXPECT_EQ(Multipath(),
+            (std::vector<std::string>{"round_robin", "power_of_two", "least_loaded", "reps"}));
   for (const PathSelectorRow& row : PathSelectors()) {
     Policy policy(row.name, 4, 3);
     std::set<size_t> used;
@@ -177,6 +179,56 @@ TEST(LeastLoaded, TakesTheFewestBytesInFlight) {
 TEST(LeastLoaded, EqualOnesTakeTurns) {
   Policy policy("least_loaded", 4);
   EXPECT_EQ(policy.Spread(400, 0), (std::vector<int>{100, 100, 100, 100}));
+}
+
+TEST(Reps, TakesWhatCameBackUnmarkedInThatOrder) {
+  Policy policy("reps", 8, 0);
+  policy.selector().OnAcked(PathId{5}, 1, 0);
+  policy.selector().OnAcked(PathId{3}, 2, 0);
+  policy.selector().OnAcked(PathId{6}, 3, 3);  // all of them marked
+  policy.selector().OnAcked(PathId{7}, 2, 1);
+  for (const size_t expected : {5u, 3u, 3u, 7u}) EXPECT_EQ(policy.Pick(), expected);
+  // Nothing is left: the paths in turn, from where the seed says.
+  for (const size_t expected : {0u, 1u, 2u, 3u}) EXPECT_EQ(policy.Pick(), expected);
+  // More marks than packets come from ACKs that were lost.
+  policy.selector().OnAcked(PathId{6}, 1, 2);
+  EXPECT_EQ(policy.Pick(), 4u);
+}
+
+TEST(Reps, ForgetsTheOldestWhenMoreComeBackThanLeave) {
+  Policy policy("reps", 4, 0);
+  for (int i = 0; i < 3; ++i) policy.selector().OnAcked(PathId{1}, 1000, 0);
+  policy.selector().OnAcked(PathId{2}, 1, 0);
+  // Bounded by what a window may hold: still the path of the many, and the newest at the end.
+  size_t ones = 0;
+  for (int i = 0; i < 6000; ++i) ones += policy.Pick() == 1 ? 1 : 0;
+  EXPECT_GT(ones, 6000u / 4 + 500);
+  EXPECT_LT(ones, 6000u / 4 + 1500);
+}
+
+TEST(Reps, SkipsWhatFailedMeanwhile) {
+  Policy policy("reps", 4, 0);
+  policy.selector().OnAcked(PathId{2}, 2, 0);
+  policy.selector().OnAcked(PathId{3}, 1, 0);
+  policy.paths[2].health = PathHealth::kFailed;
+  EXPECT_EQ(policy.Pick(), 3u);
+  policy.paths[2].health = PathHealth::kUp;
+  EXPECT_EQ(policy.Pick(), 0u) << "what was skipped is not kept";
+}
+
+TEST(Reps, LeavesACongestedPathAlone) {
+  // Path 0 marks whatever takes it. After the first round its share comes from exploring only.
+  Policy policy("reps", 8, 0);
+  int uses = 0;
+  std::vector<size_t> in_flight;
+  for (int i = 0; i < 8; ++i) in_flight.push_back(policy.Pick());
+  for (int i = 0; i < 8000; ++i) {
+    const size_t path = in_flight[static_cast<size_t>(i) % 8];
+    policy.selector().OnAcked(static_cast<PathId>(path), 1, path == 0 ? 1 : 0);
+    in_flight[static_cast<size_t>(i) % 8] = policy.Pick();
+    uses += in_flight[static_cast<size_t>(i) % 8] == 0 ? 1 : 0;
+  }
+  EXPECT_LT(uses, 8000 / 8 / 8);
 }
 
 TEST(PowerOfTwo, PrefersTheLowerRoundTrip) {
