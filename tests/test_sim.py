@@ -11,7 +11,7 @@ import pytest
 
 import jax_uccl
 from jax_uccl import _uccl
-from jax_uccl._src import command, sim_command
+from jax_uccl._src import command, sim_chaos, sim_command
 
 SMALL = ["--hosts", "8", "--bytes", "100000", "--paths", "8", "--quiet"]
 SMALL_SETTINGS = {"hosts": 8, "bytes": 100_000, "paths": 8}
@@ -44,6 +44,59 @@ def test_compare_runs_the_baselines_on_one_seed(capsys, tmp_path):
     assert [r["settings"]["transport"] for r in reports] == ["spray", "single", "bundle"]
     assert {r["settings"]["seed"] for r in reports} == {7}
     assert "1.00x" in capsys.readouterr().out
+
+
+def test_compare_with_credits_runs_the_same_without_them(capsys, tmp_path):
+    target = tmp_path / "reports.json"
+    args = [*SMALL, "--compare", "--receiver-scheduler", "eqds", "--json", str(target)]
+    assert sim_command.main(args) == 0
+    reports = json.loads(target.read_text())
+    names = [sim_command.transport_name(r["settings"]) for r in reports]
+    assert names == ["spray + eqds", "spray", "single", "bundle"]
+    assert [r["transport"]["credits_sent"] > 0 for r in reports] == [True, False, False, False]
+    assert "spray + eqds" in capsys.readouterr().out
+
+
+def test_equal_settings_give_equal_reports_byte_for_byte():
+    texts = {_uccl.simulate({"hosts": "8", "chaos": "30", "seed": "5"})[1] for _ in range(2)}
+    assert len(texts) == 1
+
+
+def test_schedules_run_in_threads_and_are_the_same_however_many(capsys):
+    args = ["--quiet", "--seed", "11", "--json", "-"]
+    summaries = []
+    for jobs in ("1", "3"):
+        assert sim_command.main([*args, "--schedules", "120", "--jobs", jobs]) == 0
+        summaries.append(json.loads(capsys.readouterr().out))
+    for summary in summaries:
+        del summary["wall_s"]
+    assert summaries[0] == summaries[1]
+    assert summaries[0]["schedules"] == 120 and summaries[0]["failures"] == []
+    assert summaries[0]["retransmits"] > 0
+
+
+def test_one_schedule_shows_its_report(capsys):
+    assert sim_command.main(["--quiet", "--seed", "11", "--schedules", "1", "--json", "-"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    settings = {name: str(value) for name, value in report["settings"].items()}
+    assert settings == {n: v.removesuffix(".0") for n, v in _uccl.sim_chaos_settings(11).items()}
+    assert sim_command.main(["--quiet", "--seed", "11", "--schedules", "2"]) == 0
+    assert "2 schedules, 0 with violations" in capsys.readouterr().out
+
+
+def test_schedules_draw_their_settings(capsys):
+    assert sim_command.main(["--schedules", "5", "--hosts", "4"]) == 2
+    assert "draws every setting" in capsys.readouterr().err
+    assert sim_command.main(["--schedules", "5", "--compare"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
+
+
+def test_a_violation_of_a_schedule_names_its_replay():
+    summary = sim_chaos.run(1, 1)
+    summary["failures"] = [(7, "at 5 ns: liveness")]
+    text = sim_chaos.text(summary)
+    assert "1 with violations" in text
+    assert "replay: jax-uccl sim --schedules 1 --seed 7" in text
 
 
 def test_seeds_run_in_a_row(capsys):

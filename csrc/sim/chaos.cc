@@ -2,7 +2,6 @@
 // hundred packets as well as in a large run, and thousands of small runs see more.
 #include "csrc/sim/chaos.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <span>
@@ -19,14 +18,13 @@ namespace uccl::sim {
 namespace {
 
 constexpr uint64_t kStream = 0x6368616f73ull;
-// A transmission that fails fifty times fails the connection, as it should; a schedule must not
-// come to that by settings that no network has. So a queue holds some packets of every sender,
-// whose timeouts may have become simultaneous, and timeouts outlast a queue.
+// A packet that is sent fifty times for nothing fails the connection, as it should; a schedule must
+// not come to that by settings that no network has. So a queue holds some packets of every sender,
+// whose timeouts may have become simultaneous, and the largest timeout outlasts a full queue at the
+// slowest rate: where it is shorter than the round trip, fifty repetitions are over before the
+// first answer.
 constexpr int64_t kShortestQueue = 20'000;
-int64_t LongestQueueMicros(const Settings& s) {
-  const double slowest = (s.link_gbps > 0 ? s.link_gbps : s.host_gbps) * 1e3;  // bits a microsecond
-  return static_cast<int64_t>(static_cast<double>(s.queue_bytes) * 8 / slowest);
-}
+constexpr int64_t kLongestRtoMicros = 20'000;
 
 class Draw final {
  public:
@@ -95,7 +93,7 @@ void DrawTransport(Draw& draw, Settings* s) {
   // Credit for several of the largest, or hardly for one.
   s->eager_buffer_bytes = draw.Scale(s->eager_max_bytes + 200, 1'000'000);
   s->min_rto_us = draw.Scale(50, 2'000);
-  s->max_rto_us = std::max(draw.Scale(s->min_rto_us, 50'000), LongestQueueMicros(*s) / 8);
+  s->max_rto_us = draw.Scale(kLongestRtoMicros, 10 * kLongestRtoMicros);
 }
 
 void DrawCredit(Draw& draw, Settings* s) {

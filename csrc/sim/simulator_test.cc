@@ -138,6 +138,39 @@ TEST(Simulator, MarksAboveTheEcnThreshold) {
   EXPECT_GT(MustRun(values).network.marked, 0u);
 }
 
+// Marks come back with ACKs, and the controller that lives on them keeps the queue about where they
+// begin; a fixed window fills it.
+TEST(Simulator, DcqcnHoldsAStandingQueueNearTheThresholdWithoutDrops) {
+  Values values = Base("dumbbell", "incast");
+  values["fan_in"] = "4";
+  values["bytes"] = "40000000";
+  values["segment_bytes"] = "262144";
+  values["datagram_bytes"] = "4096";
+  values["host_gbps"] = "100";
+  values["ecn_bytes"] = "100000";
+  values["queue_bytes"] = "4000000";
+  values["window_bytes"] = "2000000";
+  const auto deepest_later = [](const Report& report) {
+    int64_t deepest = 0;
+    for (const QueueSample& sample : report.queues) {
+      if (sample.time > report.completion / 4 && sample.time < report.completion * 3 / 4) {
+        deepest = std::max(deepest, sample.max_bytes);
+      }
+    }
+    return deepest;
+  };
+  const Report fixed = MustRun(values);
+  ExpectClean(fixed);
+  EXPECT_GT(deepest_later(fixed), 2'000'000);
+  values["congestion_control"] = "dcqcn";
+  const Report dcqcn = MustRun(values);
+  ExpectClean(dcqcn);
+  EXPECT_GT(dcqcn.network.marked, 0u);
+  EXPECT_EQ(dcqcn.queue_drops, 0u);
+  EXPECT_LT(deepest_later(dcqcn), 4 * 100'000);
+  EXPECT_GT(dcqcn.goodput_share, 0.7);
+}
+
 TEST(Simulator, LostPacketsAreSentAgain) {
   Values values = Base();
   values["loss"] = "0.02";

@@ -55,6 +55,12 @@ def simulate(
     return report
 
 
+def transport_name(settings: Mapping[str, Any]) -> str:
+    """`spray`, or `spray + eqds` with receiver-driven credit."""
+    scheduler = settings["receiver_scheduler"]
+    return settings["transport"] + ("" if scheduler == "none" else f" + {scheduler}")
+
+
 def percentile(values: Sequence[int], fraction: float) -> int:
     """Nearest rank of sorted values; 0 when there is none."""
     if not values:
@@ -118,7 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--compare",
         action="store_true",
-        help="run the baselines (one path, independent connections) on the same seed as well",
+        help="run the baselines (no receiver scheduler, one path, independent connections) on the"
+        " same seed as well",
     )
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="run N seeds in a row")
     parser.add_argument(
@@ -163,7 +170,10 @@ def _listing() -> str:
 def _run_all(settings: dict[str, Any], args: argparse.Namespace) -> list[Report]:
     bar = not args.quiet and sys.stderr.isatty()
     if args.compare:
-        return [_run(settings | {"transport": t}, t, bar) for t in _TRANSPORTS]
+        variants = [{"transport": t, "receiver_scheduler": "none"} for t in _TRANSPORTS]
+        if settings.get("receiver_scheduler", "none") != "none":
+            variants.insert(0, {"transport": "spray"})
+        return [_run(settings | v, v["transport"], bar) for v in variants]
     first = int(settings.get("seed", 1))
     reports = []
     for seed in range(first, first + args.seeds):
@@ -231,7 +241,7 @@ def _table(reports: Sequence[Report]) -> str:
         ]
 
     rows: list[tuple[str, Callable[[Report], str]]] = [
-        ("transport", lambda r: r["settings"]["transport"]),
+        ("transport", lambda r: transport_name(r["settings"])),
         ("completion", lambda r: micros(r["completion_ns"]) if r["complete"] else "INCOMPLETE"),
         ("  over the first", lambda r: f"{r['completion_ns'] / max(first, 1):.2f}x"),
         ("  lower bound", lambda r: micros(r["ideal_ns"])),

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jax_uccl._src import sim_command
+
 
 def save(reports: Sequence[dict[str, Any]], path: str | Path) -> None:
     """Writes one picture; the ending of `path` names its format.
@@ -68,7 +70,7 @@ def save(reports: Sequence[dict[str, Any]], path: str | Path) -> None:
 def _label(report: dict[str, Any]) -> str:
     settings = report["settings"]
     if settings["transport"] == "spray":
-        return f"spray, {settings['paths']} paths"
+        return f"{sim_command.transport_name(settings)}, {settings['paths']} paths"
     if settings["transport"] == "bundle":
         return f"bundle, {settings['lanes']} connections"
     return str(settings["transport"])
