@@ -307,16 +307,14 @@ def jax_child(spec: str, losses: list[str]) -> None:
 # ---- all of it ----
 
 
-def build_stream() -> pathlib.Path:
-    """The program of stream.cc, in the newest build folder of ./dev."""
-    folders = sorted(ROOT.glob("build/dev-3*/build.ninja"), key=lambda p: p.stat().st_mtime)
-    if not folders:
+def find_stream() -> pathlib.Path:
+    """The newest build of stream.cc."""
+    built = [p for p in ROOT.glob("build/*/uccl_stream") if p.is_file()]
+    if not built:
         sys.exit(
-            "paths.py: there is no build to take uccl_stream from; use `./dev bench paths` or --stream"
+            "paths.py: uccl_stream is not built; run this as ./dev bench paths, or name it by --stream"
         )
-    folder = folders[-1].parent
-    subprocess.run(["cmake", "--build", str(folder), "--target", "uccl_stream"], check=True)
-    return folder / "uccl_stream"
+    return max(built, key=lambda p: p.stat().st_mtime)
 
 
 class Session:
@@ -342,7 +340,7 @@ def measure(options: argparse.Namespace, rows: list[Row]) -> None:
     parts, losses = options.parts.split(","), options.losses.split(",")
     stream_paths = [int(p) for p in options.stream_paths.split(",")]
     processes = [int(p) for p in options.processes.split(",")]
-    program = options.stream or build_stream()
+    program = options.stream or find_stream()
     first = 1 + max((row["round"] for row in rows), default=-1)
     for number in range(first, first + options.rounds):
         for rate in (float(r) for r in options.rates.split(",")):

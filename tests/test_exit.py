@@ -104,7 +104,7 @@ def test_two_processes_start_end_and_start_again():
         "    peers = jax_uccl.stats()['peers']\n"
         "    assert list(peers) == [1 - int(sys.argv[2])]\n"
         "    paths = peers[1 - int(sys.argv[2])]['paths']\n"
-        "    assert [path['state'] for path in paths] == ['up'] * 4, paths\n"
+        "    assert [path['state'] for path in paths] == ['up'] * 16, paths\n"
         "    assert sum(path['packets_sent'] for path in paths) > 0, paths\n"
         "    assert max(path['srtt_ns'] for path in paths) > 0, paths\n"
         "    jax_uccl.shutdown()\n"

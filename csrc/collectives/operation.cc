@@ -388,6 +388,11 @@ void Operation::WithdrawIfQuiet(std::unique_lock<std::mutex>& lock, Thread threa
   });
 }
 
+bool Operation::completed() const {
+  std::lock_guard lock(mutex_);
+  return completed_ == locals_.size();
+}
+
 bool Operation::over() const {
   std::lock_guard lock(mutex_);
   return over_;

@@ -90,6 +90,7 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   const std::string& label() const { return label_; }
   uint64_t seq() const { return seq_; }
   Nanos started() const { return started_; }
+  bool completed() const;  // every local member has its result
   bool over() const;
   bool failed() const;
   // Whether anything is still to be sent to that process or received from it. Once false, it stays

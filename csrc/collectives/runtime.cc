@@ -184,13 +184,14 @@ void Runtime::Abort(const std::string& reason) {
 
 Status Runtime::Shutdown(Nanos timeout) {
   const Nanos deadline = Now() + timeout;
-  bool aborted = false;
   {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, timeout, [&] { return by_id_.empty(); });
-    aborted = !by_id_.empty();
   }
-  if (aborted) Abort("shut down while the operation was in flight");
+  // One that everybody here has the result of is over as soon as a thread of ours is through with
+  // it; to tell the others that it was aborted would be wrong.
+  if (std::ranges::any_of(Operations(), [](const OpPtr& op) { return !op->completed(); }))
+    Abort("shut down while the operation was in flight");
   {
     // Ends soon by itself: threads leave the buffers, the engine confirms that it has dropped the
     // messages.

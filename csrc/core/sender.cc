@@ -216,7 +216,14 @@ std::optional<PathId> Sender::PathFor(Nanos now, OutMessage* m, size_t room, boo
     const PathState& path = paths_[ToInt(*m->path)];
     if (!path.failed() && (urgent || path.Open(now))) return m->path;
   }
+  // What arranges messages goes together while the clock stands still (one turn of the engine), so
+  // that the device may send it as one packet.
+  if (urgent && urgent_sent_ == now && !paths_[ToInt(urgent_path_)].failed()) return urgent_path_;
   const auto path = ChoosePath(now, std::nullopt, urgent);
+  if (urgent && path) {
+    urgent_sent_ = now;
+    urgent_path_ = *path;
+  }
   const uint64_t packets = (m->data.size() + room - 1) / room;
   if (packets > 1 && packets <= static_cast<uint64_t>(config_.sticky_packets)) m->path = path;
   return path;

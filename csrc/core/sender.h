@@ -162,6 +162,8 @@ class Sender final {
   SenderCredit credit_;
   PathMonitor monitor_;
   uint16_t next_path_ = 0;            // of NextPath
+  Nanos urgent_sent_{-1};             // when the last request, grant or control message left
+  PathId urgent_path_{};              // and on which path
   RttEstimator rtt_;                  // of all paths together
   Ring<uint64_t> lost_;               // to send again; entries acknowledged meanwhile are skipped
   std::vector<uint64_t> newly_lost_;  // scratch of OnAck

@@ -402,6 +402,14 @@ TEST(EngineProperty, RandomFaultSchedules) {
   EXPECT_GT(c.credit, count / 4);
 }
 
+// Both left at once, the last words of one were lost, and nobody was there to repeat them.
+TEST(EngineProperty, Found_LeavingAtOnceLosesNobody) {
+  for (const uint64_t seed : {134u, 511u, 567u, 794u, 972u}) {
+    Coverage c;
+    EXPECT_EQ(Schedule(seed).Run(&c), "") << seed;
+  }
+}
+
 TEST(EngineProperty, EqualSeedsGiveEqualRuns) {
   for (uint64_t seed = 1; seed < 6; ++seed) {
     Coverage a, b;

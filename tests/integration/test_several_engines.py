@@ -74,7 +74,7 @@ def test_results_equal_those_of_one_engine(n: int) -> None:
 def test_different_counts_are_refused_in_words() -> None:
     results = mp.run_processes(
         """
-        import os
+        import os, time
         import jax
         import jax_uccl
         from child_report import report
@@ -82,6 +82,7 @@ def test_different_counts_are_refused_in_words() -> None:
             jax_uccl.init(engines=1 + jax.process_index())
         except jax_uccl.UcclError as error:
             report(str(error))
+        time.sleep(0 if jax.process_index() else 3)  # the coordinator lives in rank 0
         os._exit(0)
         """,
         2,

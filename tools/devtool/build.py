@@ -70,7 +70,8 @@ def build_module(
 def build_programs(folder: Path, environment: Environment) -> None:
     """The native programs of benchmarks/, into a folder that build_module has made."""
     with timed("building the benchmarks"):
-        _compile(folder, environment, "engine_bench")
+        for program in ("engine_bench", "uccl_stream"):
+            _compile(folder, environment, program)
 
 
 def build_sanitized(environment: Environment, headers: Path, sanitizer: str) -> Path:
