@@ -1,6 +1,7 @@
 // What loss, reordering and outages cost: how much is sent again, and how soon it is over.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -295,6 +296,26 @@ TEST(Recovery, NumbersWrapInMidTransfer) {
   EXPECT_EQ(sim.end(1).stats().out_of_window, 0u);
   EXPECT_LT(sim.end(0).stats().srtt_ns, 1'000'000);
   EXPECT_EQ(sim.end(0).stats().timeouts, 0u);
+}
+
+// The second timeout probes every silent path at once. The packet that timed out goes first: behind
+// a burst of probes a short queue would drop it, and again each time.
+TEST(Recovery, WhatTimedOutLeavesBeforeTheProbesOfSilentPaths) {
+  Simulation sim(DefaultConfig(16), 1);
+  std::vector<wire::PacketType> sent;
+  sim.network.set_filter([&](int from, PathId, Bytes header, Bytes) {
+    if (from == 0) sent.push_back(static_cast<wire::PacketType>(header[1]));
+    return from != 0;
+  });
+  TestMessage m(1, 100);
+  sim.end(1).PostRecv(sim.now(), m.info, m.target.body(), m.token);
+  sim.end(0).Send(sim.now(), m.info, m.contents, m.token);
+  ASSERT_TRUE(sim.RunUntil([&] { return sim.end(0).stats().path_probes == 16; },
+                           sim.now() + FromMillis(60'000)));
+  ASSERT_EQ(sim.end(0).stats().timeouts, 2u);
+  const auto first_probe = std::ranges::find(sent, wire::PacketType::kProbe);
+  // The first transmission, and one for each timeout and tail-loss probe.
+  EXPECT_EQ(static_cast<uint64_t>(first_probe - sent.begin()), 3 + sim.end(0).stats().tail_probes);
 }
 
 }  // namespace
