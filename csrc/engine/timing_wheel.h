@@ -73,6 +73,7 @@ class TimingWheel final {
  private:
   static constexpr int kBits = 6, kLevels = 9;  // 2^54 ticks: all that Nanos can say
   static constexpr uint32_t kNone = UINT32_MAX;
+  static constexpr uint64_t kLastTick = static_cast<uint64_t>(INT64_MAX) / kTickNanos;
   static constexpr uint64_t kSlots = uint64_t{1} << kBits;
 
   struct Timer {
@@ -86,7 +87,8 @@ class TimingWheel final {
     return t.count() <= 0 ? 0 : static_cast<uint64_t>(t.count()) / kTickNanos;
   }
   static uint64_t Ceiling(Nanos t) {
-    return t.count() <= 0 ? 0 : (static_cast<uint64_t>(t.count()) + kTickNanos - 1) / kTickNanos;
+    if (t.count() <= 0) return 0;
+    return std::min((static_cast<uint64_t>(t.count()) + kTickNanos - 1) / kTickNanos, kLastTick);
   }
 
   // The lowest level that holds a deadline, or -1.
