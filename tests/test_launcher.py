@@ -558,6 +558,9 @@ class TestWithJax:
             jax.distributed.shutdown()
             jax.distributed.initialize()
             print(jax.process_index())
+            # Rank 0 holds the coordination service, and must not leave while the other still needs it.
+            from jax._src import distributed
+            distributed.global_state.client.wait_at_barrier("end", 60_000)
         """)
         code, out, err = launch("-n", 2, path).finish()
         assert code == 0, err
