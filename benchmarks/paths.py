@@ -12,6 +12,9 @@ left behind. A round takes six minutes.
   with gloo in one job. A round is a fresh job, so connections hash anew.
 - cut: a stream over 16 paths; one of the four links swallows everything for 1.5 s.
 
+`--segments 8` leaves bundles of the segmentation offload of up to 8 packets whole, as hosts do with a NIC that cuts
+them: for rates at which forwarding single packets in software takes all of the machine. Only without loss.
+
 Contenders take turns, round after round. Goodput is payload delivered once, per second. The share is that of the
 aggregate payload capacity: rate x paths x payload / (payload + all headers with Ethernet) of a full packet of
 the contender. For a collective it counts the bytes that its algorithm moves between the hosts, one way.
@@ -329,7 +332,8 @@ class Session:
 
     def add(self, part: str, row: Row) -> None:
         row = {"loss": self.loss, "round": self.number, **row}
-        row = {"part": part, "rate_mbit": self.net.rate_mbit, **row}
+        network = {"rate_mbit": self.net.rate_mbit, "segments": self.net.segments}
+        row = {"part": part, **network, **row}
         if "goodput_mbit" in row:
             row["share"] = row["goodput_mbit"] / (self.net.total_mbit * row["payload_share"])
         self.rows.append(row)
@@ -344,7 +348,7 @@ def measure(options: argparse.Namespace, rows: list[Row]) -> None:
     first = 1 + max((row["round"] for row in rows), default=-1)
     for number in range(first, first + options.rounds):
         for rate in (float(r) for r in options.rates.split(",")):
-            with PathNetwork(rate_mbit=rate) as net:
+            with PathNetwork(rate_mbit=rate, segments=options.segments) as net:
                 session = Session(net, number, rows)
                 for loss in losses:
                     session.set_loss(loss)
@@ -378,11 +382,12 @@ def table(rows: list[Row]) -> str:
     out = []
     measured = [r for r in rows if "share" in r]
     losses = list(dict.fromkeys(r["loss"] for r in measured))
-    for rate in dict.fromkeys(r["rate_mbit"] for r in measured):
-        out += [f"4 x {rate:g} Mbit/s", ""]
+    for rate, segments in dict.fromkeys((r["rate_mbit"], r["segments"]) for r in measured):
+        bundles = f", bundles of {segments} packets" if segments > 1 else ""
+        out += [f"4 x {rate:g} Mbit/s{bundles}", ""]
         out += ["| | " + " | ".join(f"loss {loss}" for loss in losses) + " |"]
         out += ["| --- |" + " --- |" * len(losses)]
-        here = [r for r in measured if r["rate_mbit"] == rate]
+        here = [r for r in measured if (r["rate_mbit"], r["segments"]) == (rate, segments)]
         for contender in dict.fromkeys(r["contender"] for r in here):
             cells = []
             for loss in losses:
@@ -429,6 +434,7 @@ def main() -> None:
     parser.add_argument(
         "--processes", default=",".join(map(str, PROCESSES)), help="of the JAX jobs"
     )
+    parser.add_argument("--segments", type=int, default=1, help="most packets of a bundle")
     parser.add_argument("--stream", type=pathlib.Path, help="a built uccl_stream")
     parser.add_argument("--json", type=pathlib.Path, help="where to write all measurements")
     parser.add_argument("--add", action="store_true", help="to those that are there already")
@@ -442,6 +448,8 @@ def main() -> None:
     reason = missing("iperf3")
     if reason is not None:
         sys.exit(f"paths.py: {reason}")
+    if options.segments > 1 and options.losses != "0":
+        sys.exit("paths.py: --segments above 1 would lose whole bundles; give --losses 0")
     rows: list[Row] = []
     if options.add and options.json.exists():
         rows = json.loads(options.json.read_text())
