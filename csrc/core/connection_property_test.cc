@@ -10,7 +10,6 @@
 // UCCL_SIM_SEED=n replays one schedule, UCCL_SIM_SEEDS=n sets how many run.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -25,6 +24,7 @@
 #include "csrc/core/sender.h"
 #include "csrc/core/testing/messages.h"
 #include "csrc/core/testing/random.h"
+#include "csrc/core/testing/schedules.h"
 #include "csrc/core/testing/simulation.h"
 #include "csrc/wire/packet.h"
 
@@ -34,16 +34,6 @@ namespace {
 using testing::GuardedBuffer;
 using testing::Link;
 using testing::Random;
-
-uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
-}
-
-template <class T>
-T OneOf(Random* random, std::initializer_list<T> choices) {
-  return *(choices.begin() + random->Below(choices.size()));
-}
 
 // One message and what has become of it on both sides.
 struct Transfer {
@@ -171,39 +161,39 @@ class Schedule final {
   static constexpr Nanos kDeadline = FromMillis(600'000);
 
   uint32_t InitialPsn() {
-    return OneOf<uint32_t>(&random_,
-                           {0, 1, 0xffff'ffff, static_cast<uint32_t>(-random_.Between(1, 300)),
-                            static_cast<uint32_t>(random_.Next())});
+    return random_.OneOf<uint32_t>({0, 1, 0xffff'ffff,
+                                    static_cast<uint32_t>(-random_.Between(1, 300)),
+                                    static_cast<uint32_t>(random_.Next())});
   }
 
   ConnectionConfig MakeConfig() {
     ConnectionConfig c = testing::DefaultConfig(static_cast<uint16_t>(random_.Between(1, 16)));
-    if (random_.Chance(0.02)) c.num_paths = OneOf<uint16_t>(&random_, {64, 256});
+    if (random_.Chance(0.02)) c.num_paths = random_.OneOf<uint16_t>({64, 256});
     c.send_key = random_.Next();
     c.recv_key = random_.Next();
     c.initial_send_psn = InitialPsn();
     c.initial_recv_psn = InitialPsn();
     c.max_datagram_bytes =
-        OneOf<size_t>(&random_, {540, random_.Between(541, 700), 1200, 1472, 9000, 32768});
-    c.eager_max_bytes = OneOf<int64_t>(&random_, {0, 100, 1000, 16384});
-    c.eager_buffer_bytes = OneOf<int64_t>(&random_, {0, 128, 300, 3000, 40'000, 1 << 20});
-    c.window_bytes = OneOf<int64_t>(&random_, {1, 600, 5000, 40'000, 400'000, 4 << 20});
-    c.min_rto = FromMillis(OneOf<int64_t>(&random_, {1, 5, 10}));
-    c.max_rto = FromMillis(OneOf<int64_t>(&random_, {50, 200, 1000}));
+        random_.OneOf<size_t>({540, random_.Between(541, 700), 1200, 1472, 9000, 32768});
+    c.eager_max_bytes = random_.OneOf<int64_t>({0, 100, 1000, 16384});
+    c.eager_buffer_bytes = random_.OneOf<int64_t>({0, 128, 300, 3000, 40'000, 1 << 20});
+    c.window_bytes = random_.OneOf<int64_t>({1, 600, 5000, 40'000, 400'000, 4 << 20});
+    c.min_rto = FromMillis(random_.OneOf<int64_t>({1, 5, 10}));
+    c.max_rto = FromMillis(random_.OneOf<int64_t>({50, 200, 1000}));
     const auto controllers = CongestionControllers();
     c.congestion_control = controllers[random_.Below(controllers.size())].name;
     const auto policies = PathSelectors();
     c.path_policy = policies[random_.Below(policies.size())].name;
-    c.cc_scope = OneOf<const char*>(&random_, {"connection", "path"});
-    c.loss_tolerance_permille = OneOf<int64_t>(&random_, {0, 0, 20, 1000});
-    c.queue_budget = FromMicros(OneOf<int64_t>(&random_, {0, 0, 1000, 100'000}));
-    c.base_rtt = FromMicros(OneOf<int64_t>(&random_, {0, 0, 0, 50}));
-    c.line_rate_bytes_per_s = OneOf<int64_t>(&random_, {0, 0, 100'000, 1'000'000'000});
-    c.path_window_bytes = OneOf<int64_t>(&random_, {0, 0, 1, 20'000});
-    c.sticky_packets = OneOf<int64_t>(&random_, {0, 1, 4, 1000});
+    c.cc_scope = random_.OneOf<const char*>({"connection", "path"});
+    c.loss_tolerance_permille = random_.OneOf<int64_t>({0, 0, 20, 1000});
+    c.queue_budget = FromMicros(random_.OneOf<int64_t>({0, 0, 1000, 100'000}));
+    c.base_rtt = FromMicros(random_.OneOf<int64_t>({0, 0, 0, 50}));
+    c.line_rate_bytes_per_s = random_.OneOf<int64_t>({0, 0, 100'000, 1'000'000'000});
+    c.path_window_bytes = random_.OneOf<int64_t>({0, 0, 1, 20'000});
+    c.sticky_packets = random_.OneOf<int64_t>({0, 1, 4, 1000});
     c.max_retries = 1000;  // a schedule may be dark for long; its end is tested on its own
-    c.first_number = OneOf<uint32_t>(&random_, {0, 0xffff'ffff, 0xffff'fff0});
-    c.credit_initial_bytes = OneOf<int64_t>(&random_, {0, 1, 1000, 65536});
+    c.first_number = random_.OneOf<uint32_t>({0, 0xffff'ffff, 0xffff'fff0});
+    c.credit_initial_bytes = random_.OneOf<int64_t>({0, 1, 1000, 65536});
     return c;
   }
 
@@ -212,8 +202,8 @@ class Schedule final {
     const auto datagram = static_cast<int64_t>(config_.max_datagram_bytes);
     CreditParams params;
     params.rate_bytes_per_s =
-        OneOf<int64_t>(&random_, {1'000'000, 100'000'000, 1'250'000'000, 50'000'000'000});
-    params.quantum_bytes = OneOf<int64_t>(&random_, {100, datagram, 4 * datagram, 1 << 20});
+        random_.OneOf<int64_t>({1'000'000, 100'000'000, 1'250'000'000, 50'000'000'000});
+    params.quantum_bytes = random_.OneOf<int64_t>({100, datagram, 4 * datagram, 1 << 20});
     return params;
   }
 
@@ -262,7 +252,7 @@ class Schedule final {
     const auto eager = static_cast<size_t>(config_.eager_max_bytes);
     switch (random_.Below(8)) {
       case 0:
-        return OneOf<size_t>(&random_, {0, 1, 8});
+        return random_.OneOf<size_t>({0, 1, 8});
       case 1:
         return eager;
       case 2:
@@ -502,21 +492,13 @@ constexpr uint64_t kDefaultSchedules = 10'000;
 #endif
 
 TEST(ConnectionProperty, RandomFaultSchedules) {
-  uint64_t first = 1, count = FromEnvironment("UCCL_SIM_SEEDS", kDefaultSchedules);
-  if (std::getenv("UCCL_SIM_SEED") != nullptr) {
-    first = FromEnvironment("UCCL_SIM_SEED", 1);
-    count = 1;
-  }
-  int failures = 0;
   Coverage c;
-  for (uint64_t seed = first; seed < first + count && failures < 5; ++seed) {
+  const uint64_t count = testing::RunSchedules(kDefaultSchedules, [&c](uint64_t seed) {
     Schedule schedule(seed);
     const std::string fault = schedule.Run();
     schedule.AddTo(&c);
-    if (fault.empty()) continue;
-    ++failures;
-    ADD_FAILURE() << "UCCL_SIM_SEED=" << seed << ": " << fault << "\n  " << schedule.Describe();
-  }
+    return fault.empty() ? fault : fault + "\n  " + schedule.Describe();
+  });
   std::cout << count << " schedules: " << c.packets << " packets, " << c.payload_bytes
             << " bytes placed, " << c.dropped << " dropped, " << c.duplicated << " duplicated, "
             << c.corrupted << " corrupted; sent again " << c.retransmits_fast << " (fast) "

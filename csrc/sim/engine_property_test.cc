@@ -10,7 +10,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -25,6 +24,7 @@
 #include "csrc/core/path/path_selector.h"
 #include "csrc/core/testing/messages.h"
 #include "csrc/core/testing/random.h"
+#include "csrc/core/testing/schedules.h"
 #include "csrc/sim/engine_world.h"
 #include "csrc/sim/faults.h"
 
@@ -76,10 +76,10 @@ class Schedule final {
   explicit Schedule(uint64_t seed)
       : random_(seed), config_(MakeConfig()), fabric_(MakeFabric()), sinks_(fabric_.num_hosts()) {
     LinkSpec host, core;
-    host.bits_per_s = core.bits_per_s = OneOf<int64_t>({1'000'000'000, 100'000'000'000});
+    host.bits_per_s = core.bits_per_s = random_.OneOf<int64_t>({1'000'000'000, 100'000'000'000});
     host.delay = core.delay = FromMicros(static_cast<int64_t>(random_.Magnitude(1, 200)));
     host.queue_bytes = core.queue_bytes =
-        OneOf<int64_t>({3 * config_.max_datagram_bytes, 500'000, 4 << 20});
+        random_.OneOf<int64_t>({3 * config_.max_datagram_bytes, 500'000, 4 << 20});
     host.ecn_bytes = core.ecn_bytes = core.queue_bytes / 4;
     std::vector<engine::EngineSink*> sinks;
     for (Sink& sink : sinks_) sinks.push_back(&sink);
@@ -117,39 +117,34 @@ class Schedule final {
  private:
   static constexpr Nanos kDeadline = std::chrono::seconds(300);
 
-  template <class T>
-  T OneOf(std::initializer_list<T> choices) {
-    return *(choices.begin() + random_.Below(choices.size()));
-  }
-
   Config MakeConfig() {
     Config c;
-    c.paths = OneOf<int64_t>({1, 2, 4, 16, 64});
-    c.max_datagram_bytes = OneOf<int64_t>({1200, 1472, 8192, 32768});
-    c.window_bytes = OneOf<int64_t>({1500, 40'000, 400'000, 4 << 20});
-    c.eager_max_bytes = OneOf<int64_t>({0, 1000, 16384});
-    c.eager_buffer_bytes = OneOf<int64_t>({0, 3000, 1 << 20});
-    c.socket_buffer_bytes = OneOf<int64_t>({65536, 8 << 20});
-    c.min_rto_us = OneOf<int64_t>({1000, 10'000});
+    c.paths = random_.OneOf<int64_t>({1, 2, 4, 16, 64});
+    c.max_datagram_bytes = random_.OneOf<int64_t>({1200, 1472, 8192, 32768});
+    c.window_bytes = random_.OneOf<int64_t>({1500, 40'000, 400'000, 4 << 20});
+    c.eager_max_bytes = random_.OneOf<int64_t>({0, 1000, 16384});
+    c.eager_buffer_bytes = random_.OneOf<int64_t>({0, 3000, 1 << 20});
+    c.socket_buffer_bytes = random_.OneOf<int64_t>({65536, 8 << 20});
+    c.min_rto_us = random_.OneOf<int64_t>({1000, 10'000});
     c.max_rto_us = 50'000;
     c.peer_silence_ms = ToMillis(kPeerSilence);
     const auto controllers = core::CongestionControllers();
     c.congestion_control = controllers[random_.Below(controllers.size())].name;
     const auto policies = core::PathSelectors();
     c.path_policy = policies[random_.Below(policies.size())].name;
-    c.cc_scope = OneOf<const char*>({"connection", "path"});
+    c.cc_scope = random_.OneOf<const char*>({"connection", "path"});
     c.max_retries = 1000;  // no path is dark for ever
     if (random_.Chance(0.4)) {
       c.receiver_scheduler = "eqds";
-      c.line_rate_mbps = OneOf<int64_t>({100, 1000, 100'000});
-      c.credit_initial_bytes = OneOf<int64_t>({0, 65536});
+      c.line_rate_mbps = random_.OneOf<int64_t>({100, 1000, 100'000});
+      c.credit_initial_bytes = random_.OneOf<int64_t>({0, 65536});
     }
     return c;
   }
 
   Fabric MakeFabric() {
     FabricSpec spec;
-    spec.kind = OneOf<const char*>({"dumbbell", "leaf_spine", "fat_tree"});
+    spec.kind = random_.OneOf<const char*>({"dumbbell", "leaf_spine", "fat_tree"});
     spec.hosts = static_cast<uint32_t>(random_.Between(2, 7));
     return std::move(Fabric::Make(spec).value());
   }
@@ -359,11 +354,6 @@ class Schedule final {
   bool orderly_ = false;
 };
 
-uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
-}
-
 // Sanitizers cost a factor of ten or more.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr uint64_t kDefaultSchedules = 100;
@@ -372,20 +362,12 @@ constexpr uint64_t kDefaultSchedules = 3000;
 #endif
 
 TEST(EngineProperty, RandomFaultSchedules) {
-  uint64_t first = 1, count = FromEnvironment("UCCL_SIM_SEEDS", kDefaultSchedules);
-  if (std::getenv("UCCL_SIM_SEED") != nullptr) {
-    first = FromEnvironment("UCCL_SIM_SEED", 1);
-    count = 1;
-  }
   Coverage c;
-  int failures = 0;
-  for (uint64_t seed = first; seed < first + count && failures < 5; ++seed) {
+  const uint64_t count = core::testing::RunSchedules(kDefaultSchedules, [&c](uint64_t seed) {
     Schedule schedule(seed);
     const std::string fault = schedule.Run(&c);
-    if (fault.empty()) continue;
-    ++failures;
-    ADD_FAILURE() << "UCCL_SIM_SEED=" << seed << ": " << fault << "\n  " << schedule.Describe();
-  }
+    return fault.empty() ? fault : fault + "\n  " + schedule.Describe();
+  });
   std::cout << count << " schedules: messages " << c.complete << " complete, " << c.lost_messages
             << " lost with a peer, " << c.cancelled << " cancelled; " << c.deaths << " deaths, "
             << c.orderly << " orderly ends; packets " << c.drops << " dropped, " << c.ring_drops

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <initializer_list>
 
 namespace uccl::core::testing {
 
@@ -23,6 +24,10 @@ class Random final {
   uint64_t Between(uint64_t low, uint64_t high) { return low + Below(high - low + 1); }
   double Unit() { return static_cast<double>(Next() >> 11) * 0x1p-53; }
   bool Chance(double probability) { return Unit() < probability; }
+  template <class T>
+  T OneOf(std::initializer_list<T> choices) {
+    return *(choices.begin() + Below(choices.size()));
+  }
   // Every order of magnitude in [low, high] is equally likely; low is at least 1.
   uint64_t Magnitude(uint64_t low, uint64_t high) {
     const uint64_t ratio_bits = static_cast<uint64_t>(std::bit_width(high / low));
