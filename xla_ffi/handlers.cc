@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -108,16 +109,23 @@ Status Invalid(const std::string& op, StatusCode code, std::string detail) {
 
 std::vector<int64_t> ToVector(ffi::Span<const int64_t> span) { return {span.begin(), span.end()}; }
 
-// Reads the attributes that both operations share; `reduction` is empty for data movement.
-ffi::ErrorOr<std::unique_ptr<SiteState>> MakeSite(coll::OpKind kind, int64_t site, int64_t position,
-                                                  std::string_view label, std::string_view module,
-                                                  int64_t group_size,
-                                                  ffi::Span<const int64_t> groups,
-                                                  ffi::Span<const int64_t> devices,
-                                                  ffi::Span<const int64_t> processes,
-                                                  int64_t ordered, std::string_view reduction) {
+bool Reduces(coll::OpKind kind) {
+  return kind == coll::OpKind::kAllReduce || kind == coll::OpKind::kReduceScatter;
+}
+
+void CopyUnlessSame(const ffi::AnyBuffer& from, const ffi::AnyBuffer& to) {
+  if (from.untyped_data() != to.untyped_data() && from.size_bytes() > 0)
+    std::memcpy(to.untyped_data(), from.untyped_data(), from.size_bytes());
+}
+
+// The attributes of the custom call (jax_uccl/_src/lowering.py).
+ffi::ErrorOr<std::unique_ptr<SiteState>> Instantiate(
+    int64_t site, int64_t position, std::string_view label, std::string_view module,
+    std::string_view kind, int64_t group_size, ffi::Span<const int64_t> groups,
+    ffi::Span<const int64_t> devices, ffi::Span<const int64_t> processes, int64_t ordered,
+    std::string_view reduction, int64_t any_order, ffi::Span<const int64_t> permutation,
+    int64_t root) {
   coll::CallSiteSpec spec;
-  spec.kind = kind;
   spec.site = site;
   spec.position = position;
   spec.label = std::string(label);
@@ -127,7 +135,16 @@ ffi::ErrorOr<std::unique_ptr<SiteState>> MakeSite(coll::OpKind kind, int64_t sit
   spec.devices = ToVector(devices);
   spec.processes = ToVector(processes);
   spec.ordered = ordered != 0;
-  if (kind == coll::OpKind::kAllReduce) {
+  spec.any_order = any_order != 0;
+  spec.permutation = ToVector(permutation);
+  spec.root = root;
+  const auto parsed = coll::ParseOpKind(kind);
+  if (!parsed) {
+    return ffi::Unexpected(ToError(Invalid(spec.label, StatusCode::kInvalidArgument,
+                                           "unknown operation `" + std::string(kind) + "`")));
+  }
+  spec.kind = *parsed;
+  if (Reduces(spec.kind)) {
     const auto op = coll::ParseReduceOp(reduction);
     if (!op) {
       return ffi::Unexpected(ToError(Invalid(
@@ -144,20 +161,12 @@ ffi::ErrorOr<std::unique_ptr<SiteState>> MakeSite(coll::OpKind kind, int64_t sit
   return ffi::ErrorOr<std::unique_ptr<SiteState>>(std::move(state));
 }
 
-ffi::ErrorOr<std::unique_ptr<SiteState>> AllToAllInstantiate(
-    int64_t site, int64_t position, std::string_view label, std::string_view module,
-    int64_t group_size, ffi::Span<const int64_t> groups, ffi::Span<const int64_t> devices,
-    ffi::Span<const int64_t> processes, int64_t ordered) {
-  return MakeSite(coll::OpKind::kAllToAll, site, position, label, module, group_size, groups,
-                  devices, processes, ordered, {});
-}
-
-ffi::ErrorOr<std::unique_ptr<SiteState>> AllReduceInstantiate(
-    int64_t site, int64_t position, std::string_view label, std::string_view module,
-    int64_t group_size, ffi::Span<const int64_t> groups, ffi::Span<const int64_t> devices,
-    ffi::Span<const int64_t> processes, int64_t ordered, std::string_view reduction) {
-  return MakeSite(coll::OpKind::kAllReduce, site, position, label, module, group_size, groups,
-                  devices, processes, ordered, reduction);
+// Elements of a rank's result, given those of its operand.
+uint64_t ResultElements(const coll::CallSiteSpec& spec, uint64_t elements) {
+  const auto n = static_cast<uint64_t>(spec.group_size);
+  if (spec.kind == coll::OpKind::kAllGather) return elements * n;
+  if (spec.kind == coll::OpKind::kReduceScatter) return elements / n;
+  return elements;
 }
 
 // What the operation needs of the buffers, or why it cannot take them.
@@ -169,20 +178,26 @@ Status Check(const coll::CallSite& site, const ffi::AnyBuffer& x, const ffi::Any
                    "element type number " + std::to_string(static_cast<int>(x.element_type())) +
                        " is not known here");
   }
-  if (x.size_bytes() != y.size_bytes() ||
-      x.size_bytes() != x.element_count() * coll::DTypeBytes(dtype)) {
+  const uint64_t element = coll::DTypeBytes(dtype);
+  const uint64_t want = ResultElements(spec, x.element_count());
+  const bool same = spec.kind == coll::OpKind::kRaggedAllToAll || y.element_count() == want;
+  if (x.element_type() != y.element_type() || x.size_bytes() != x.element_count() * element ||
+      !same) {
     return Invalid(spec.label, StatusCode::kInvalidArgument,
                    "operand has " + std::to_string(x.size_bytes()) + " bytes and result " +
                        std::to_string(y.size_bytes()) + ", expected " +
-                       std::to_string(x.element_count() * coll::DTypeBytes(dtype)));
+                       std::to_string(x.element_count() * element) + " and " +
+                       std::to_string(want * element));
   }
-  if (spec.kind == coll::OpKind::kAllReduce && !coll::ReduceSupported(dtype, spec.reduction)) {
+  if (Reduces(spec.kind) && !coll::ReduceSupported(dtype, spec.reduction)) {
     return Invalid(spec.label, StatusCode::kUnsupported,
                    std::string("no ") + coll::ReduceOpName(spec.reduction) + " for " +
                        coll::DTypeName(dtype) + "; convert the operand to a wider type first");
   }
   const auto dims = x.dimensions();
-  if (spec.kind == coll::OpKind::kAllToAll && (dims.size() == 0 || dims[0] != spec.group_size)) {
+  const bool rows =
+      spec.kind == coll::OpKind::kAllToAll || spec.kind == coll::OpKind::kReduceScatter;
+  if (rows && (dims.size() == 0 || dims[0] != spec.group_size)) {
     return Invalid(
         spec.label, StatusCode::kInvalidArgument,
         "the leading dimension must be the group size " + std::to_string(spec.group_size));
@@ -190,8 +205,61 @@ Status Check(const coll::CallSite& site, const ffi::AnyBuffer& x, const ffi::Any
   return Status::Ok();
 }
 
+// Arguments 1 to 5 of a ragged exchange: the operand that the result starts from, then int32
+// vectors with an entry for each member: where its rows start in the operand and how many go to
+// it, where its rows start in the result and how many come from it. Copies the first into the
+// result (XLA lets them share a buffer where it can) and checks every range.
+Status ReadRagged(const coll::CallSite& site, const ffi::AnyBuffer& x, ffi::RemainingArgs rest,
+                  const ffi::AnyBuffer& y, coll::DType dtype, coll::Call* call) {
+  const coll::CallSiteSpec& spec = site.spec();
+  const auto invalid = [&](std::string detail) {
+    return Invalid(spec.label, StatusCode::kInvalidArgument, std::move(detail));
+  };
+  constexpr size_t kVectors = 4;
+  constexpr const char* kNames[kVectors] = {"input_offsets", "send_sizes", "output_offsets",
+                                            "recv_sizes"};
+  if (rest.size() < 1 + kVectors) return invalid("needs an output operand and four size vectors");
+  const auto start = rest.get<ffi::AnyBuffer>(0);
+  if (!start.has_value() || start->size_bytes() != y.size_bytes())
+    return invalid("the output operand must have the size of the result");
+  const int32_t* values[kVectors] = {};
+  for (size_t v = 0; v < kVectors; ++v) {
+    const auto vector = rest.get<ffi::AnyBuffer>(1 + v);
+    if (!vector.has_value() || vector->element_type() != ffi::DataType::S32 ||
+        vector->element_count() != static_cast<size_t>(spec.group_size)) {
+      return invalid(std::string(kNames[v]) + " must be int32[" + std::to_string(spec.group_size) +
+                     "]");
+    }
+    values[v] = static_cast<const int32_t*>(vector->untyped_data());
+  }
+  const auto rows_of = [](const ffi::AnyBuffer& buffer) {
+    return buffer.dimensions().size() == 0 ? 0 : buffer.dimensions()[0];
+  };
+  const int64_t rows[2] = {rows_of(x), rows_of(y)};
+  if (rows[0] == 0 || rows[1] == 0) return invalid("operand and output must have rows");
+  const uint64_t row = x.element_count() / static_cast<uint64_t>(rows[0]) * coll::DTypeBytes(dtype);
+  for (int64_t m = 0; m < spec.group_size; ++m) {
+    for (size_t side = 0; side < 2; ++side) {
+      const int64_t offset = values[2 * side][m], size = values[2 * side + 1][m];
+      if (offset < 0 || size < 0 || (size > 0 && offset + size > rows[side])) {
+        return invalid(std::string(kNames[2 * side]) + "[" + std::to_string(m) +
+                       "]=" + std::to_string(offset) + " and " + kNames[2 * side + 1] + "[" +
+                       std::to_string(m) + "]=" + std::to_string(size) + " are not within the " +
+                       std::to_string(rows[side]) + " rows of the " +
+                       (side == 0 ? "operand" : "output"));
+      }
+    }
+    call->ragged.push_back(
+        {static_cast<uint64_t>(values[0][m]) * row, static_cast<uint64_t>(values[1][m]) * row,
+         static_cast<uint64_t>(values[2][m]) * row, static_cast<uint64_t>(values[3][m]) * row});
+  }
+  CopyUnlessSame(*start, y);
+  return Status::Ok();
+}
+
 ffi::Future Execute(SiteState* state, int32_t device, ffi::RunId run, ffi::AnyBuffer x,
-                    ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> y, ffi::RemainingRets) {
+                    ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> y,
+                    ffi::RemainingRets more) {
   ffi::Promise promise;
   ffi::Future future(promise);
   coll::Call call;
@@ -199,20 +267,35 @@ ffi::Future Execute(SiteState* state, int32_t device, ffi::RunId run, ffi::AnyBu
   call.device = device;
   call.run = run.run_id;
   call.dtype = ToDType(x.element_type());
-  if (Status status = Check(*state->site, x, *y, call.dtype); !status.ok()) {
-    promise.SetError(ToError(status));
+  const coll::OpKind kind = state->site->spec().kind;
+  Status status = Check(*state->site, x, *y, call.dtype);
+  if (status.ok() && kind == coll::OpKind::kRaggedAllToAll)
+    status = ReadRagged(*state->site, x, rest, *y, call.dtype, &call);
+  if (!status.ok()) {
+    // The other members wait for this rank, so they must hear of it.
+    call.done = [promise](const Status& s) mutable { promise.SetError(ToError(s)); };
+    coll::TheRuntime().Reject(std::move(call), status);
     return future;
   }
-  // After the operand: the partition id where the module does not know its devices, a token in
-  // strict order.
+  // Last come: the partition id where the module does not know its devices, a token in strict
+  // order. A barrier hands its operands through.
   for (size_t i = 0; i < rest.size(); ++i) {
     const auto extra = rest.get<ffi::AnyBuffer>(i);
     if (!extra.has_value()) {
       promise.SetError(extra.error());
       return future;
     }
-    if (extra->element_type() == ffi::DataType::U32) {
+    if (extra->element_type() == ffi::DataType::U32 && extra->dimensions().size() == 0 &&
+        state->site->spec().devices.empty()) {
       call.partition = *static_cast<const uint32_t*>(extra->untyped_data());
+    }
+  }
+  if (kind == coll::OpKind::kBarrier) {
+    CopyUnlessSame(x, *y);
+    for (size_t i = 0; i < more.size(); ++i) {
+      const auto from = rest.get<ffi::AnyBuffer>(i);
+      auto to = more.get<ffi::AnyBuffer>(i);
+      if (from.has_value() && to.has_value()) CopyUnlessSame(*from, **to);
     }
   }
   const auto dims = x.dimensions();
@@ -231,22 +314,22 @@ ffi::Future Execute(SiteState* state, int32_t device, ffi::RunId run, ffi::AnyBu
   return future;
 }
 
-#define UCCL_COMMON_ATTRS                          \
-  Attr<int64_t>("site")                            \
-      .Attr<int64_t>("position")                   \
-      .Attr<std::string_view>("label")             \
-      .Attr<std::string_view>("module")            \
-      .Attr<int64_t>("group_size")                 \
-      .Attr<ffi::Span<const int64_t>>("groups")    \
-      .Attr<ffi::Span<const int64_t>>("devices")   \
-      .Attr<ffi::Span<const int64_t>>("processes") \
-      .Attr<int64_t>("ordered")
-
-XLA_FFI_DEFINE_HANDLER(kAllToAllInstantiate, AllToAllInstantiate,
-                       ffi::Ffi::BindInstantiate().UCCL_COMMON_ATTRS);
-XLA_FFI_DEFINE_HANDLER(
-    kAllReduceInstantiate, AllReduceInstantiate,
-    ffi::Ffi::BindInstantiate().UCCL_COMMON_ATTRS.Attr<std::string_view>("reduction"));
+XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
+                       ffi::Ffi::BindInstantiate()
+                           .Attr<int64_t>("site")
+                           .Attr<int64_t>("position")
+                           .Attr<std::string_view>("label")
+                           .Attr<std::string_view>("module")
+                           .Attr<std::string_view>("kind")
+                           .Attr<int64_t>("group_size")
+                           .Attr<ffi::Span<const int64_t>>("groups")
+                           .Attr<ffi::Span<const int64_t>>("devices")
+                           .Attr<ffi::Span<const int64_t>>("processes")
+                           .Attr<int64_t>("ordered")
+                           .Attr<std::string_view>("reduction")
+                           .Attr<int64_t>("any_order")
+                           .Attr<ffi::Span<const int64_t>>("permutation")
+                           .Attr<int64_t>("root"));
 
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
                        ffi::Ffi::Bind()
@@ -274,18 +357,11 @@ XLA_FFI_Error* RegisterTypeOnce(const XLA_FFI_Api* api) {
 }  // namespace uccl::xla_ffi
 
 extern "C" {
-XLA_FFI_Error* UcclAllToAllInstantiate(XLA_FFI_CallFrame* frame) {
+XLA_FFI_Error* UcclCollectiveInstantiate(XLA_FFI_CallFrame* frame) {
   if (auto* error = uccl::xla_ffi::RegisterTypeOnce(frame->api)) return error;
-  return uccl::xla_ffi::kAllToAllInstantiate(frame);
+  return uccl::xla_ffi::kInstantiate(frame);
 }
-XLA_FFI_Error* UcclAllReduceInstantiate(XLA_FFI_CallFrame* frame) {
-  if (auto* error = uccl::xla_ffi::RegisterTypeOnce(frame->api)) return error;
-  return uccl::xla_ffi::kAllReduceInstantiate(frame);
-}
-XLA_FFI_Error* UcclAllToAllExecute(XLA_FFI_CallFrame* frame) {
-  return uccl::xla_ffi::kExecute(frame);
-}
-XLA_FFI_Error* UcclAllReduceExecute(XLA_FFI_CallFrame* frame) {
+XLA_FFI_Error* UcclCollectiveExecute(XLA_FFI_CallFrame* frame) {
   return uccl::xla_ffi::kExecute(frame);
 }
 }

@@ -6,8 +6,7 @@
 #include "xla/ffi/api/c_api.h"
 
 extern "C" {
-XLA_FFI_Error* UcclAllToAllInstantiate(XLA_FFI_CallFrame* frame);
-XLA_FFI_Error* UcclAllToAllExecute(XLA_FFI_CallFrame* frame);
-XLA_FFI_Error* UcclAllReduceInstantiate(XLA_FFI_CallFrame* frame);
-XLA_FFI_Error* UcclAllReduceExecute(XLA_FFI_CallFrame* frame);
+// Of every operation; which one it is, is an attribute.
+XLA_FFI_Error* UcclCollectiveInstantiate(XLA_FFI_CallFrame* frame);
+XLA_FFI_Error* UcclCollectiveExecute(XLA_FFI_CallFrame* frame);
 }

@@ -53,15 +53,14 @@ Nanos FromSeconds(double seconds) {
 
 nb::dict Registrations() {
   const auto capsule = [](auto* fn) { return nb::capsule(reinterpret_cast<void*>(fn)); };
-  const auto stages = [&](auto* instantiate, auto* execute) {
-    nb::dict d;
-    d["instantiate"] = capsule(instantiate);
-    d["execute"] = capsule(execute);
-    return d;
-  };
+  // One target for each operation, so that compiled programs and profiles name it.
   nb::dict all;
-  all["jax_uccl_all_to_all"] = stages(&UcclAllToAllInstantiate, &UcclAllToAllExecute);
-  all["jax_uccl_all_reduce"] = stages(&UcclAllReduceInstantiate, &UcclAllReduceExecute);
+  for (coll::OpKind kind : coll::OpKinds()) {
+    nb::dict stages;
+    stages["instantiate"] = capsule(&UcclCollectiveInstantiate);
+    stages["execute"] = capsule(&UcclCollectiveExecute);
+    all[nb::str(("jax_uccl_" + std::string(coll::OpKindName(kind))).c_str())] = stages;
+  }
   return all;
 }
 

@@ -15,6 +15,27 @@ Status Invalid(const CallSiteSpec& spec, const std::string& what) {
   return s;
 }
 
+// Every member is the source of at most one pair and the target of at most one.
+Status CheckPermutation(const CallSiteSpec& spec) {
+  if (spec.permutation.size() % 2 != 0)
+    return Invalid(spec, "`permutation` is not a list of pairs");
+  std::vector<bool> used(2 * static_cast<size_t>(spec.group_size), false);
+  for (size_t k = 0; k < spec.permutation.size(); ++k) {
+    const int64_t member = spec.permutation[k];
+    if (member < 0 || member >= spec.group_size) {
+      return Invalid(spec, "`permutation` names member " + std::to_string(member) + " of " +
+                               std::to_string(spec.group_size));
+    }
+    const size_t slot = 2 * static_cast<size_t>(member) + k % 2;
+    if (used[slot]) {
+      return Invalid(spec, "`permutation` has member " + std::to_string(member) + " twice as " +
+                               (k % 2 == 0 ? "source" : "target"));
+    }
+    used[slot] = true;
+  }
+  return Status::Ok();
+}
+
 // Only uniqueness matters, so relaxed order is enough.
 std::atomic<uint64_t> next_launch{1};
 
@@ -39,6 +60,11 @@ Result<std::shared_ptr<CallSite>> CallSite::Make(CallSiteSpec spec, InstanceTabl
                                std::to_string(spec.devices.size()));
     }
   }
+  if (spec.root < 0 || spec.root >= spec.group_size) {
+    return Invalid(spec, "root " + std::to_string(spec.root) + " is not one of the " +
+                             std::to_string(spec.group_size) + " members");
+  }
+  if (Status status = CheckPermutation(spec); !status.ok()) return status;
   std::shared_ptr<CallSite> site(new CallSite(std::move(spec)));
   const CallSiteSpec& s = site->spec_;
   site->instance_ = instances->Add(static_cast<uint64_t>(s.site), s.module, thread);
@@ -114,16 +140,20 @@ void CallSite::MarkExecuted(InstanceTable* instances) {
 }
 
 std::shared_ptr<const Schedule> CallSite::ScheduleFor(const Communicator& comm, uint64_t elements,
-                                                      uint64_t element_bytes,
-                                                      uint64_t direct_max_bytes) {
+                                                      DType dtype, uint64_t direct_max_bytes) {
   std::lock_guard lock(mutex_);
   auto& slot = schedules_[{comm.id, elements, direct_max_bytes}];
   if (slot == nullptr) {
-    slot = std::make_shared<const Schedule>(
-        spec_.kind == OpKind::kAllToAll
-            ? AllToAllSchedule(comm.members, comm.self, elements * element_bytes)
-            : AllReduceSchedule(comm.members, comm.self, elements, element_bytes,
-                                direct_max_bytes));
+    PlanRequest request;
+    request.kind = spec_.kind;
+    request.dtype = dtype;
+    request.reduction = spec_.reduction;
+    request.any_order = spec_.any_order;
+    request.elements = elements;
+    request.permutation = spec_.permutation;
+    request.root = static_cast<uint32_t>(spec_.root);
+    request.direct_max_bytes = direct_max_bytes;
+    slot = std::make_shared<const Schedule>(MakeSchedule(request, comm.members, comm.self));
   }
   return slot;
 }

@@ -40,6 +40,9 @@ struct CallSiteSpec {
   std::vector<int64_t> devices;    // partition -> jax.Device.id; empty in exported modules
   std::vector<int64_t> processes;  // partition -> process index; empty likewise
   bool ordered = false;
+  bool any_order = false;            // see PlanRequest
+  std::vector<int64_t> permutation;  // likewise, by position in the group
+  int64_t root = 0;
 };
 
 // jax.devices() in order, for modules that do not carry their devices.
@@ -63,7 +66,7 @@ class CallSite final {
 
   // The schedule for this process; made once per communicator and payload size.
   std::shared_ptr<const Schedule> ScheduleFor(const Communicator& comm, uint64_t elements,
-                                              uint64_t element_bytes, uint64_t direct_max_bytes);
+                                              DType dtype, uint64_t direct_max_bytes);
 
   // Closes the group of instances this one was numbered in (see InstanceTable).
   void MarkExecuted(InstanceTable* instances);

@@ -169,12 +169,12 @@ TEST(CallSite, ScheduleFor_DependsOnSizeAndSetting) {
   InstanceTable table;
   const auto site = MakeSite(Spec(), &table);
   const Communicator& comm = *site->SeatOf(0, -1, {}).value().comm;
-  const auto direct = site->ScheduleFor(comm, 100, 4, 400);
+  const auto direct = site->ScheduleFor(comm, 100, DType::kF32, 400);
   EXPECT_EQ(direct->stages.size(), 1u);
-  EXPECT_EQ(site->ScheduleFor(comm, 100, 4, 400), direct);
-  EXPECT_NE(site->ScheduleFor(comm, 50, 4, 400), direct);
+  EXPECT_EQ(site->ScheduleFor(comm, 100, DType::kF32, 400), direct);
+  EXPECT_NE(site->ScheduleFor(comm, 50, DType::kF32, 400), direct);
   // The setting may differ after shutdown and init, while the executable stays.
-  EXPECT_EQ(site->ScheduleFor(comm, 100, 4, 399)->stages.size(), 2u);
+  EXPECT_EQ(site->ScheduleFor(comm, 100, DType::kF32, 399)->stages.size(), 2u);
 }
 
 }  // namespace

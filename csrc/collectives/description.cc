@@ -19,18 +19,29 @@ T Take(const std::byte*& at) {
   return static_cast<T>(value);
 }
 
+// In the order of OpKind.
+constexpr std::array<const char*, 9> kOpKinds = {
+    "unknown operation", "all_to_all",        "all_reduce", "all_gather", "reduce_scatter",
+    "permute",           "ragged_all_to_all", "broadcast",  "barrier"};
+
 }  // namespace
 
 const char* OpKindName(OpKind kind) {
-  switch (kind) {
-    case OpKind::kAllToAll:
-      return "all_to_all";
-    case OpKind::kAllReduce:
-      return "all_reduce";
-    case OpKind::kInvalid:
-      break;
+  const auto i = static_cast<size_t>(kind);
+  return i < kOpKinds.size() ? kOpKinds[i] : kOpKinds[0];
+}
+
+std::optional<OpKind> ParseOpKind(std::string_view name) {
+  for (size_t i = 1; i < kOpKinds.size(); ++i) {
+    if (name == kOpKinds[i]) return static_cast<OpKind>(i);
   }
-  return "unknown operation";
+  return std::nullopt;
+}
+
+std::vector<OpKind> OpKinds() {
+  std::vector<OpKind> kinds;
+  for (size_t i = 1; i < kOpKinds.size(); ++i) kinds.push_back(static_cast<OpKind>(i));
+  return kinds;
 }
 
 std::array<std::byte, 32> OpDescription::Encode() const {

@@ -4,15 +4,32 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "csrc/collectives/dtype.h"
 
 namespace uccl::coll {
 
-enum class OpKind : uint8_t { kInvalid = 0, kAllToAll = 1, kAllReduce = 2 };
+// Part of the wire format: append, never renumber.
+enum class OpKind : uint8_t {
+  kInvalid = 0,
+  kAllToAll = 1,
+  kAllReduce = 2,
+  kAllGather = 3,
+  kReduceScatter = 4,
+  kPermute = 5,
+  kRaggedAllToAll = 6,
+  kBroadcast = 7,
+  kBarrier = 8,
+};
+// "all_reduce"; "unknown operation" for an unknown value (it may come from a peer).
 const char* OpKindName(OpKind kind);
+std::optional<OpKind> ParseOpKind(std::string_view name);
+std::vector<OpKind> OpKinds();  // all of them
 
 struct OpDescription {
   OpKind kind{};

@@ -20,6 +20,11 @@ namespace {
 constexpr uint64_t kInlineReduceBytes = 64 << 10;
 constexpr uint64_t kReduceShardBytes = 256 << 10;
 
+// Whether the slice is in a buffer of a local rank.
+bool OfLocal(const Slice& slice) {
+  return slice.kind == BufferKind::kInput || slice.kind == BufferKind::kOutput;
+}
+
 uint64_t ReduceShards(uint64_t bytes) {
   const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
   return std::clamp<uint64_t>(bytes / kReduceShardBytes, 1, std::min<uint64_t>(cores, 16));
@@ -38,8 +43,11 @@ Operation::Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_
       comm_(std::move(comm)),
       label_(first.site->spec().label) {
   const CallSiteSpec& spec = first.site->spec();
-  schedule_ =
-      first.site->ScheduleFor(*comm_, first.elements, DTypeBytes(first.dtype), direct_max_bytes);
+  schedule_ = first.site->ScheduleFor(*comm_, first.elements, first.dtype, direct_max_bytes);
+  if (spec.kind == OpKind::kRaggedAllToAll) {
+    ragged_ = std::make_shared<Schedule>(*schedule_);
+    schedule_ = ragged_;
+  }
   description_.kind = spec.kind;
   description_.dtype = first.dtype;
   description_.reduction = spec.reduction;
@@ -80,14 +88,14 @@ Operation::Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_
 
 // The three helpers below need the mutex (the constructor excepted).
 void Operation::Touch(const Slice& slice, int64_t delta) {
-  if (slice.kind != BufferKind::kScratch) {
+  if (OfLocal(slice)) {
     locals_[slice.local].left =
         static_cast<uint64_t>(static_cast<int64_t>(locals_[slice.local].left) + delta);
   }
 }
 
 bool Operation::Ready(const Slice& slice) const {
-  return slice.kind == BufferKind::kScratch || locals_[slice.local].arrived;
+  return !OfLocal(slice) || locals_[slice.local].arrived;
 }
 
 std::byte* Operation::Address(const Slice& slice) const {
@@ -98,6 +106,7 @@ std::byte* Operation::Address(const Slice& slice) const {
     case BufferKind::kOutput:
       return locals_[slice.local].call.output + slice.offset;
     case BufferKind::kScratch:
+    case BufferKind::kZero:
       break;
   }
   return scratch_.get() + slice.offset;
@@ -114,17 +123,48 @@ const Transfer& Operation::TransferAt(uint32_t index, bool* is_send, uint32_t* s
   return *is_send ? s.sends[offset] : s.receives[offset - s.sends.size()];
 }
 
+// The rank's part of every item that names its buffers. Under the mutex.
+Status Operation::PlaceRagged(uint32_t local) {
+  const std::vector<Call::RaggedPart>& parts = locals_[local].call.ragged;
+  const uint32_t me = comm_->locals[local];
+  Stage& stage = ragged_->stages[0];
+  const auto place = [](Slice* slice, uint64_t offset, uint64_t bytes) {
+    slice->offset = offset;
+    slice->bytes = bytes;
+  };
+  for (Transfer& t : stage.sends) {
+    if (t.from == me) place(&t.slice, parts[t.to].send_offset, parts[t.to].send_bytes);
+  }
+  for (Transfer& t : stage.receives) {
+    if (t.to == me) place(&t.slice, parts[t.from].receive_offset, parts[t.from].receive_bytes);
+  }
+  for (Copy& c : stage.copies) {
+    if (c.source == me) place(&c.from, parts[c.target].send_offset, parts[c.target].send_bytes);
+    if (c.target == me) place(&c.to, parts[c.source].receive_offset, parts[c.source].receive_bytes);
+    const bool both = Ready(c.from) && Ready(c.to);
+    if ((c.source == me || c.target == me) && both && c.from.bytes != c.to.bytes) {
+      return Status::Error(StatusCode::kInvalidArgument,
+                           "rank " + std::to_string(comm_->members[c.source].device) + " sends " +
+                               std::to_string(c.from.bytes) + " bytes to rank " +
+                               std::to_string(comm_->members[c.target].device) +
+                               ", which expects " + std::to_string(c.to.bytes) +
+                               "; recv_sizes must be the send_sizes of the sources");
+    }
+  }
+  return Status::Ok();
+}
+
 // Adds what became possible when `local` arrived (or, with -1, everything of the stage) and marks
 // it taken.
 void Operation::CollectReady(int64_t local, Work* work) {
   const auto concerns = [&](const Slice& slice) {
-    return local < 0 || (slice.kind != BufferKind::kScratch && slice.local == local);
+    return local < 0 || (OfLocal(slice) && slice.local == local);
   };
   const uint32_t base = transfer_base_[stage_];
   const auto take = [&](uint32_t index, const Slice& slice) {
     if (transfers_[index] != ItemState::kIdle) return;
     // Scratch needs nobody, so the first arrival takes it.
-    if (slice.kind != BufferKind::kScratch && !concerns(slice)) return;
+    if (OfLocal(slice) && !concerns(slice)) return;
     transfers_[index] = ItemState::kPosted;
     work->transfers.push_back(index);
   };
@@ -146,6 +186,7 @@ void Operation::CollectReady(int64_t local, Work* work) {
 
 void Operation::Arrive(uint32_t local, Call call, const ExecutionTable::Call& matched) {
   Work work;
+  Status disagreement;
   {
     std::unique_lock lock(mutex_);
     Local& l = locals_[local];
@@ -165,8 +206,10 @@ void Operation::Arrive(uint32_t local, Call call, const ExecutionTable::Call& ma
     l.arrived = true;
     ++arrived_;
     ++active_;
-    if (!failed_ && !stages_done_) CollectReady(local, &work);
+    if (ragged_ != nullptr) disagreement = PlaceRagged(local);
+    if (!failed_ && !stages_done_ && disagreement.ok()) CollectReady(local, &work);
   }
+  if (!disagreement.ok()) host_->OnDisagreement(*this, disagreement);
   Perform(work);
   std::unique_lock lock(mutex_);
   FinishItems(lock, stages_done_ ? 0 : 1, {.heavy = true, .arriving = local});
@@ -193,7 +236,11 @@ void Operation::Perform(const Work& work) {
   if (work.copies.empty()) return;
   for (uint32_t i : work.copies) {
     const Copy& c = stage().copies[i];
-    std::memcpy(Address(c.to), Address(c.from), c.from.bytes);
+    if (c.from.kind == BufferKind::kZero) {
+      std::memset(Address(c.to), 0, c.to.bytes);
+    } else {
+      std::memcpy(Address(c.to), Address(c.from), c.from.bytes);
+    }
   }
   std::lock_guard lock(mutex_);
   for (uint32_t i : work.copies) {

@@ -41,6 +41,11 @@ struct Call {
   std::byte* output = nullptr;
   // Called once: on the calling thread before Submit returns, or later on a worker thread.
   std::function<void(const Status&)> done;
+  // Of a ragged exchange: what goes to and comes from each member, in bytes.
+  struct RaggedPart {
+    uint64_t send_offset = 0, send_bytes = 0, receive_offset = 0, receive_bytes = 0;
+  };
+  std::vector<RaggedPart> ragged;
 };
 
 class Operation;
@@ -53,6 +58,8 @@ class OperationHost {
   virtual WorkerPool& pool() = 0;
   // The rank's call is over (before its `done` runs).
   virtual void OnLocalDone(const ExecutionTable::Call& call) = 0;
+  // Ranks of this process called with arguments that do not fit together.
+  virtual void OnDisagreement(const Operation& op, const Status& cause) = 0;
   // No more callbacks will come for this operation.
   virtual void OnOperationOver(Operation* op) = 0;
 };
@@ -124,6 +131,7 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   const Stage& stage() const { return schedule_->stages[stage_]; }
   const Transfer& TransferAt(uint32_t index, bool* is_send, uint32_t* stage) const;
   std::byte* Address(const Slice& slice) const;
+  Status PlaceRagged(uint32_t local);
   void Touch(const Slice& slice, int64_t delta);
   bool Ready(const Slice& slice) const;
   void CollectReady(int64_t local, Work* work);
@@ -142,6 +150,9 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   const std::shared_ptr<const Communicator> comm_;
   const std::string label_;
   std::shared_ptr<const Schedule> schedule_;
+  // The same of a ragged exchange, where each arriving rank fills in its own offsets and sizes;
+  // those of an item are read once both of its ranks are here.
+  std::shared_ptr<Schedule> ragged_;
   OpDescription description_;
   uint64_t digest_ = 0;
   std::vector<uint32_t>

@@ -268,6 +268,24 @@ void Runtime::Submit(Call call) {
   op.value()->Arrive(at.local, std::move(call), matched);
 }
 
+void Runtime::Reject(Call call, const Status& cause) {
+  std::shared_ptr<const DeviceTable> defaults;
+  {
+    std::lock_guard lock(mutex_);
+    defaults = default_devices_;
+  }
+  const Result<CallSite::Seat> seat = call.site->SeatOf(call.device, call.partition, *defaults);
+  if (seat.ok()) {
+    {
+      std::lock_guard lock(mutex_);
+      CommState& state = comms_[seat.value().comm->id];
+      if (state.comm == nullptr) state.comm = seat.value().comm;
+    }
+    AbortComm(seat.value().comm->id, cause, /*announce=*/true);
+  }
+  Fail(call, cause);
+}
+
 Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& seat,
                                      const ExecutionTable::Call& matched) {
   std::lock_guard lock(mutex_);
@@ -315,6 +333,10 @@ Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& sea
 void Runtime::OnLocalDone(const ExecutionTable::Call& call) {
   std::lock_guard lock(mutex_);
   executions_->Finish(call);
+}
+
+void Runtime::OnDisagreement(const Operation& op, const Status& cause) {
+  AbortComm(op.comm().id, cause, /*announce=*/true);
 }
 
 void Runtime::OnOperationOver(Operation* op) {

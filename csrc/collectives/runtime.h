@@ -72,6 +72,9 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   // --- operations (XLA threads) ---
   // Never blocks on a peer. call.done runs exactly once, whatever happens.
   void Submit(Call call);
+  // For a call whose arguments are wrong, instead of Submit: fails it, and the operation on all
+  // other members, who would wait for it.
+  void Reject(Call call, const Status& cause);
   InstanceTable& instances() { return instances_; }
 
   // --- seen by people (any thread but the engine's) ---
@@ -85,6 +88,7 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   engine::Engine* engine() override { return engine_.get(); }
   WorkerPool& pool() override { return pool_; }
   void OnLocalDone(const ExecutionTable::Call& call) override;
+  void OnDisagreement(const Operation& op, const Status& cause) override;
   void OnOperationOver(Operation* op) override;
 
   // EngineSink

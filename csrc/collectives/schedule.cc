@@ -1,4 +1,4 @@
-// Both schedules of schedule.h, from one view of who lives where.
+// The schedules of schedule.h, from one view of who lives where.
 #include "csrc/collectives/schedule.h"
 
 #include <algorithm>
@@ -54,8 +54,8 @@ Reduction ReduceRange(const View& view, uint64_t offset, uint64_t bytes, Schedul
   return reduction;
 }
 
-}  // namespace
-
+// Payload `bytes` per rank, a multiple of the group size: chunk r of a member's input goes to
+// member r.
 Schedule AllToAllSchedule(const std::vector<Member>& group, ProcessId self, uint64_t bytes) {
   const View view(group, self);
   const uint64_t chunk = bytes / group.size();
@@ -81,6 +81,7 @@ Schedule AllToAllSchedule(const std::vector<Member>& group, ProcessId self, uint
   return schedule;
 }
 
+// `count` elements of `element_bytes` per rank. Up to `direct_max_bytes` in one step.
 Schedule AllReduceSchedule(const std::vector<Member>& group, ProcessId self, uint64_t count,
                            uint64_t element_bytes, uint64_t direct_max_bytes) {
   const View view(group, self);
@@ -140,6 +141,189 @@ Schedule AllReduceSchedule(const std::vector<Member>& group, ProcessId self, uin
   schedule.stages.push_back(std::move(spread));
   if (!copy.copies.empty()) schedule.stages.push_back(std::move(copy));
   return schedule;
+}
+
+// Every member's input, `bytes` long, lands in everybody's output.
+Schedule AllGatherSchedule(const std::vector<Member>& group, ProcessId self, uint64_t bytes) {
+  const View view(group, self);
+  Schedule schedule;
+  if (bytes == 0) return schedule;
+  Stage stage, spread;
+  for (uint32_t m = 0; m < group.size(); ++m) {
+    if (view.local_of[m] >= 0) {
+      const auto i = static_cast<uint32_t>(view.local_of[m]);
+      for (size_t step = 1; step < view.processes.size(); ++step) {
+        const uint32_t to = view.processes[(view.self_process + step) % view.processes.size()];
+        stage.sends.push_back({group[to].process, m, to, Input(i, 0, bytes)});
+      }
+      for (uint32_t j = 0; j < view.num_locals(); ++j) {
+        stage.copies.push_back({Input(i, 0, bytes), Output(j, m * bytes, bytes)});
+      }
+    } else {
+      const uint32_t first = view.processes[view.self_process];
+      stage.receives.push_back({group[m].process, m, first, Output(0, m * bytes, bytes)});
+      for (uint32_t j = 1; j < view.num_locals(); ++j) {
+        spread.copies.push_back({Output(0, m * bytes, bytes), Output(j, m * bytes, bytes)});
+      }
+    }
+  }
+  schedule.stages.push_back(std::move(stage));
+  if (!spread.copies.empty()) schedule.stages.push_back(std::move(spread));
+  return schedule;
+}
+
+// Row r of everybody's input, reduced, is member r's output.
+Schedule ReduceScatterSchedule(const std::vector<Member>& group, ProcessId self, uint64_t bytes) {
+  const View view(group, self);
+  const uint64_t row = bytes / group.size();
+  Schedule schedule;
+  if (row == 0) return schedule;
+  Stage stage;
+  for (uint32_t i = 0; i < view.num_locals(); ++i) {
+    const uint32_t me = view.locals[i];
+    Reduction reduction;
+    for (uint32_t m = 0; m < group.size(); ++m) {
+      if (view.local_of[m] >= 0) {
+        reduction.from.push_back(Input(static_cast<uint32_t>(view.local_of[m]), me * row, row));
+        continue;
+      }
+      reduction.from.push_back(Scratch(schedule.scratch_bytes, row));
+      schedule.scratch_bytes += row;
+      stage.receives.push_back({group[m].process, m, me, reduction.from.back()});
+      stage.sends.push_back({group[m].process, me, m, Input(i, m * row, row)});
+    }
+    reduction.to.push_back(Output(i, 0, row));
+    stage.reductions.push_back(std::move(reduction));
+  }
+  schedule.stages.push_back(std::move(stage));
+  return schedule;
+}
+
+// permutation[2k] sends to permutation[2k + 1]; who receives from nobody gets zeros.
+Schedule PermuteSchedule(const std::vector<Member>& group, ProcessId self,
+                         const std::vector<int64_t>& permutation, uint64_t bytes) {
+  const View view(group, self);
+  Schedule schedule;
+  if (bytes == 0) return schedule;
+  Stage stage;
+  std::vector<bool> receives(view.num_locals(), false);
+  for (size_t k = 0; k + 1 < permutation.size(); k += 2) {
+    const auto from = static_cast<uint32_t>(permutation[k]);
+    const auto to = static_cast<uint32_t>(permutation[k + 1]);
+    const int64_t i = view.local_of[from], j = view.local_of[to];
+    if (j >= 0) receives[static_cast<size_t>(j)] = true;
+    if (i >= 0 && j >= 0) {
+      stage.copies.push_back(
+          {Input(static_cast<uint32_t>(i), 0, bytes), Output(static_cast<uint32_t>(j), 0, bytes)});
+    } else if (i >= 0) {
+      stage.sends.push_back(
+          {group[to].process, from, to, Input(static_cast<uint32_t>(i), 0, bytes)});
+    } else if (j >= 0) {
+      stage.receives.push_back(
+          {group[from].process, from, to, Output(static_cast<uint32_t>(j), 0, bytes)});
+    }
+  }
+  for (uint32_t j = 0; j < view.num_locals(); ++j) {
+    if (!receives[j]) {
+      stage.copies.push_back({{BufferKind::kZero, 0, 0, bytes}, Output(j, 0, bytes)});
+    }
+  }
+  schedule.stages.push_back(std::move(stage));
+  return schedule;
+}
+
+// The root's process sends to the first member of every other one.
+Schedule BroadcastSchedule(const std::vector<Member>& group, ProcessId self, uint32_t root,
+                           uint64_t bytes) {
+  const View view(group, self);
+  Schedule schedule;
+  if (bytes == 0) return schedule;
+  Stage stage, spread;
+  if (view.local_of[root] >= 0) {
+    const auto i = static_cast<uint32_t>(view.local_of[root]);
+    for (uint32_t to : view.processes) {
+      if (group[to].process == self) continue;
+      stage.sends.push_back({group[to].process, root, to, Input(i, 0, bytes)});
+    }
+    for (uint32_t j = 0; j < view.num_locals(); ++j) {
+      stage.copies.push_back({Input(i, 0, bytes), Output(j, 0, bytes)});
+    }
+  } else {
+    const uint32_t first = view.processes[view.self_process];
+    stage.receives.push_back({group[root].process, root, first, Output(0, 0, bytes)});
+    for (uint32_t j = 1; j < view.num_locals(); ++j) {
+      spread.copies.push_back({Output(0, 0, bytes), Output(j, 0, bytes)});
+    }
+  }
+  schedule.stages.push_back(std::move(stage));
+  if (!spread.copies.empty()) schedule.stages.push_back(std::move(spread));
+  return schedule;
+}
+
+// One item for every pair, without offsets and sizes yet.
+Schedule RaggedSchedule(const std::vector<Member>& group, ProcessId self) {
+  const View view(group, self);
+  Stage stage;
+  for (uint32_t i = 0; i < view.num_locals(); ++i) {
+    const uint32_t me = view.locals[i];
+    for (uint32_t step = 0; step < group.size(); ++step) {
+      const auto other = static_cast<uint32_t>((me + step) % group.size());
+      if (view.local_of[other] >= 0) {
+        const auto j = static_cast<uint32_t>(view.local_of[other]);
+        stage.copies.push_back({Input(i, 0, 0), Output(j, 0, 0), me, other});
+        continue;
+      }
+      stage.sends.push_back({group[other].process, me, other, Input(i, 0, 0)});
+      stage.receives.push_back({group[other].process, other, me, Output(i, 0, 0)});
+    }
+  }
+  Schedule schedule;
+  schedule.stages.push_back(std::move(stage));
+  return schedule;
+}
+
+// An empty message from every process to every other one.
+Schedule BarrierSchedule(const std::vector<Member>& group, ProcessId self) {
+  const View view(group, self);
+  const uint32_t first = view.processes[view.self_process];
+  Stage stage;
+  for (uint32_t other : view.processes) {
+    if (other == first) continue;
+    stage.sends.push_back({group[other].process, first, other, Scratch(0, 0)});
+    stage.receives.push_back({group[other].process, other, first, Scratch(0, 0)});
+  }
+  Schedule schedule;
+  schedule.stages.push_back(std::move(stage));
+  return schedule;
+}
+
+}  // namespace
+
+Schedule MakeSchedule(const PlanRequest& request, const std::vector<Member>& group,
+                      ProcessId self) {
+  const uint64_t element = DTypeBytes(request.dtype);
+  const uint64_t bytes = request.elements * element;
+  switch (request.kind) {
+    case OpKind::kAllToAll:
+      return AllToAllSchedule(group, self, bytes);
+    case OpKind::kAllReduce:
+      return AllReduceSchedule(group, self, request.elements, element, request.direct_max_bytes);
+    case OpKind::kAllGather:
+      return AllGatherSchedule(group, self, bytes);
+    case OpKind::kReduceScatter:
+      return ReduceScatterSchedule(group, self, bytes);
+    case OpKind::kPermute:
+      return PermuteSchedule(group, self, request.permutation, bytes);
+    case OpKind::kBroadcast:
+      return BroadcastSchedule(group, self, request.root, bytes);
+    case OpKind::kRaggedAllToAll:
+      return RaggedSchedule(group, self);
+    case OpKind::kBarrier:
+      return BarrierSchedule(group, self);
+    case OpKind::kInvalid:
+      break;
+  }
+  return {};
 }
 
 }  // namespace uccl::coll

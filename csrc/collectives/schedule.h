@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "csrc/base/types.h"
+#include "csrc/collectives/description.h"
 #include "csrc/collectives/dtype.h"
 
 namespace uccl::coll {
@@ -27,7 +28,8 @@ struct Member {
   bool operator==(const Member&) const = default;
 };
 
-enum class BufferKind : uint8_t { kInput, kOutput, kScratch };
+// kZero: zeros, as the source of a copy.
+enum class BufferKind : uint8_t { kInput, kOutput, kScratch, kZero };
 
 // Bytes [offset, offset + bytes) of a buffer. `local` counts the group's members on this process,
 // in group order; it is 0 for the scratch buffer, of which there is one per operation and process.
@@ -46,6 +48,7 @@ struct Transfer {
 };
 struct Copy {
   Slice from, to;
+  uint32_t source = 0, target = 0;  // the members, for a ragged exchange
 };
 // to[k] = tree reduction of `from`, in group order; all slices have the same size.
 struct Reduction {
@@ -67,12 +70,29 @@ struct Schedule {
   std::vector<Stage> stages;
 };
 
-// Payload `bytes` per rank, a multiple of the group size: chunk r of a member's input goes to
-// member r.
-Schedule AllToAllSchedule(const std::vector<Member>& group, ProcessId self, uint64_t bytes);
-
-// `count` elements of `element_bytes` per rank. Up to `direct_max_bytes` in one step.
-Schedule AllReduceSchedule(const std::vector<Member>& group, ProcessId self, uint64_t count,
-                           uint64_t element_bytes, uint64_t direct_max_bytes);
+// What is to be done, alike on all members.
+//   kind             input of a rank      output of a rank, n members
+//   kAllToAll        [n, c]               [n, c]: row r of the input goes to member r
+//   kAllReduce       [c]                  [c]: reduction of all inputs
+//   kAllGather       [c]                  [n, c]: everybody's input
+//   kReduceScatter   [n, c]               [c]: reduction of everybody's row for this rank
+//   kPermute         [c]                  [c]: the input of the member that `permutation` says, or
+//                                         zeros
+//   kBroadcast       [c]                  [c]: the input of member `root`
+//   kRaggedAllToAll  [rows, c]            [rows, c]: only who talks to whom; offsets and sizes are
+//                                         0 here and filled in when a rank calls
+//   kBarrier         nothing              nothing
+struct PlanRequest {
+  OpKind kind{};
+  DType dtype{};
+  ReduceOp reduction{};
+  bool any_order = false;            // the order of a reduction is free; otherwise that of reduce.h
+  uint64_t elements = 0;             // of one rank's input
+  std::vector<int64_t> permutation;  // source and target member of each pair, one after the other
+  uint32_t root = 0;
+  // All-reduces up to this size in one step.
+  uint64_t direct_max_bytes = 0;
+};
+Schedule MakeSchedule(const PlanRequest& request, const std::vector<Member>& group, ProcessId self);
 
 }  // namespace uccl::coll

@@ -21,6 +21,24 @@ using Vector = std::vector<std::byte>;
 constexpr std::byte kPoison{0xdb};
 constexpr uint64_t kElement = 8;
 
+// Bytes from rank to rank.
+PlanRequest Movement(OpKind kind, uint64_t bytes) {
+  PlanRequest request;
+  request.kind = kind;
+  request.dtype = DType::kU8;
+  request.elements = bytes;
+  return request;
+}
+PlanRequest Sum(uint64_t count, uint64_t direct_max_bytes) {
+  PlanRequest request;
+  request.kind = OpKind::kAllReduce;
+  request.dtype = DType::kU64;
+  request.reduction = ReduceOp::kSum;
+  request.elements = count;
+  request.direct_max_bytes = direct_max_bytes;
+  return request;
+}
+
 // Neither commutative nor associative: any other order of the ranks gives another result.
 uint64_t Combine(uint64_t a, uint64_t b) { return a * 0x9e3779b97f4a7c15ull + (b ^ (a >> 29)); }
 
@@ -88,7 +106,7 @@ class Simulator {
                   .second);
         }
         for (const Copy& c : stage.copies) {
-          CheckSlice(p, c.from);
+          if (c.from.kind != BufferKind::kZero) CheckSlice(p, c.from);
           CheckSlice(p, c.to);
           ASSERT_EQ(c.from.bytes, c.to.bytes);
         }
@@ -133,6 +151,7 @@ class Simulator {
       case BufferKind::kOutput:
         return *p.outputs[s.local];
       case BufferKind::kScratch:
+      case BufferKind::kZero:
         break;
     }
     return const_cast<Vector&>(p.scratch);
@@ -225,8 +244,9 @@ std::vector<Member> BlockGroup(size_t processes, size_t per) {
 uint64_t CheckAllToAll(const std::vector<Member>& group, uint64_t chunk, std::mt19937* random) {
   const size_t n = group.size();
   std::vector<Vector> in = RandomVectors(n, n * chunk, random), out(n, Vector(n * chunk, kPoison));
-  Simulator sim(group, &in, &out,
-                [&](ProcessId p) { return AllToAllSchedule(group, p, n * chunk); });
+  Simulator sim(group, &in, &out, [&](ProcessId p) {
+    return MakeSchedule(Movement(OpKind::kAllToAll, n * chunk), group, p);
+  });
   sim.CheckShape();
   if (testing::Test::HasFatalFailure()) return 0;
   EXPECT_TRUE(sim.Run(random)) << "stuck";
@@ -245,9 +265,8 @@ uint64_t CheckAllReduce(const std::vector<Member>& group, uint64_t count, uint64
   const size_t n = group.size();
   std::vector<Vector> in = RandomVectors(n, count * kElement, random),
                       out(n, Vector(count * kElement, kPoison));
-  Simulator sim(group, &in, &out, [&](ProcessId p) {
-    return AllReduceSchedule(group, p, count, kElement, direct_max);
-  });
+  Simulator sim(group, &in, &out,
+                [&](ProcessId p) { return MakeSchedule(Sum(count, direct_max), group, p); });
   sim.CheckShape();
   if (testing::Test::HasFatalFailure()) return 0;
   EXPECT_TRUE(sim.Run(random)) << "stuck";
@@ -323,8 +342,8 @@ TEST(Schedule, BytesSent_AreThoseOfTheHeader) {
 
 TEST(Schedule, OneProcess_SendsNothingAndNeedsNoScratch) {
   const std::vector<Member> group = BlockGroup(1, 8);
-  for (const Schedule& s : {AllToAllSchedule(group, ProcessId{0}, 64),
-                            AllReduceSchedule(group, ProcessId{0}, 1 << 20, 4, 0)}) {
+  for (const Schedule& s : {MakeSchedule(Movement(OpKind::kAllToAll, 64), group, ProcessId{0}),
+                            MakeSchedule(Sum(1 << 20, 0), group, ProcessId{0})}) {
     ASSERT_EQ(s.stages.size(), 1u);
     EXPECT_TRUE(s.stages[0].sends.empty() && s.stages[0].receives.empty());
     EXPECT_EQ(s.scratch_bytes, 0u);
@@ -333,8 +352,8 @@ TEST(Schedule, OneProcess_SendsNothingAndNeedsNoScratch) {
 
 TEST(Schedule, NoBytes_NoStages) {
   const std::vector<Member> group = BlockGroup(2, 2);
-  EXPECT_TRUE(AllToAllSchedule(group, ProcessId{1}, 0).stages.empty());
-  EXPECT_TRUE(AllReduceSchedule(group, ProcessId{1}, 0, 4, 0).stages.empty());
+  EXPECT_TRUE(MakeSchedule(Movement(OpKind::kAllToAll, 0), group, ProcessId{1}).stages.empty());
+  EXPECT_TRUE(MakeSchedule(Sum(0, 0), group, ProcessId{1}).stages.empty());
 }
 
 }  // namespace

@@ -22,8 +22,11 @@ except ImportError as error:
         "otherwise reinstall the package for this Python version with `pip install jax_uccl`."
     ) from error
 
-ALL_TO_ALL = "jax_uccl_all_to_all"
-ALL_REDUCE = "jax_uccl_all_reduce"
+
+def target(kind: str) -> str:
+    """The custom call of an operation kind: all_reduce, all_to_all, all_gather, ..."""
+    return f"jax_uccl_{kind}"
+
 
 _PLATFORM = "cpu"
 _lock = threading.Lock()

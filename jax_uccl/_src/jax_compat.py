@@ -174,8 +174,12 @@ def custom_call(
     operand_layouts: Sequence[Sequence[int]],
     result_layouts: Sequence[Sequence[int]],
     has_side_effect: bool,
+    aliases: dict[int, int],
 ) -> Sequence[Any]:
-    """Emits a typed-FFI custom call and returns its results."""
+    """Emits a typed-FFI custom call and returns its results.
+
+    `aliases` says for a result which operand it may share its buffer with.
+    """
     op = _mlir.custom_call(
         target,
         result_types=list(result_types),
@@ -185,6 +189,7 @@ def custom_call(
         operand_layouts=list(operand_layouts),
         result_layouts=list(result_layouts),
         has_side_effect=has_side_effect,
+        operand_output_aliases={operand: result for result, operand in aliases.items()},
     )
     return op.results
 

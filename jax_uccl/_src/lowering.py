@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_uccl._src import ffi_targets
 from jax_uccl._src import jax_compat as compat
 from jax_uccl._src.axes import AxisGroups
 from jax_uccl._src.errors import UnsupportedError
@@ -78,31 +79,41 @@ def _partition_id(ctx: Any, axis_context: Any) -> Any:
 
 def emit_collective(
     ctx: Any,
-    target: str,
-    operand: Any,
+    kind: str,
+    operands: Sequence[Any],
+    result_types: Sequence[Any],
     *,
     op: str,
     names: Sequence[Any],
     axis_index_groups: AxisGroups | None,
     ordered: bool,
     params: Sequence[object] = (),
-    attributes: dict[str, Any] | None = None,
-) -> Any:
-    """Emits the custom call of one collective whose result has the type of `operand`.
+    reduction: str = "none",
+    any_order: bool = False,
+    permutation: Sequence[int] = (),
+    root: int = 0,
+    aliases: dict[int, int] | None = None,
+) -> list[Any]:
+    """Emits the custom call of one collective.
 
     Args:
       ctx: lowering context of the primitive.
-      target: name of the FFI handler.
-      operand: tensor in the form that the handler wants.
+      kind: the operation, as the native part names it: "all_reduce".
+      operands: tensors in the form that the handler wants, row-major.
+      result_types: IR types of the results.
       op: name of the operation for people.
       names: mesh axes, major first.
       axis_index_groups: subgroups, or None.
       ordered: whether the call takes and gives a token (strict mode).
       params: further parameters that tell call sites apart.
-      attributes: further attributes of the handler.
+      reduction: sum, max, min, prod, and, or; for operations that reduce.
+      any_order: whether the order of the reduction is left to the runtime.
+      permutation: source and target of each pair, one after the other, by position in the group.
+      root: position in the group of the member that broadcasts.
+      aliases: result -> operand that it may share a buffer with.
 
     Returns:
-      The result tensor.
+      The result tensors.
     """
     # Runs the runtime's start-up in the background, so that it is done by the first execution. Imported
     # late: comm may use this module's package.
@@ -111,7 +122,7 @@ def emit_collective(
     comm.ensure_started()
 
     axis_context = ctx.module_context.axis_context
-    (aval,) = ctx.avals_in
+    aval = ctx.avals_in[0]
     label = describe(op, aval, names)
     if not compat.is_mesh_context(axis_context):
         raise UnsupportedError(
@@ -124,45 +135,50 @@ def emit_collective(
     devices = list(mesh.devices.flat) if known else []
 
     module, ordinal = compat.module_name(ctx), compat.new_ordinal(ctx)
-    result_type = operand.type
+    contents = (reduction, any_order, list(permutation), root, *params, members.tolist())
     attrs = {
         "site": stable_hash(
-            module, ordinal, op, result_type, aval.shape, aval.dtype, *params, members.tolist()
+            module, ordinal, op, operands[0].type, aval.shape, aval.dtype, *contents
         ),
         "position": stable_hash(module, ordinal),
         "label": label,
         "module": module,
+        "kind": kind,
         "group_size": np.int64(members.shape[1]),
         "groups": members.ravel(),
         "devices": np.array([d.id for d in devices], np.int64),
         "processes": np.array([d.process_index for d in devices], np.int64),
         "ordered": np.int64(ordered),
-        **(attributes or {}),
+        "reduction": reduction,
+        "any_order": np.int64(any_order),
+        "permutation": np.array(permutation, np.int64),
+        "root": np.int64(root),
     }
-    layout = compat.row_major(len(result_type.shape))
-    operands, operand_layouts = [operand], [layout]
-    results, result_layouts = [result_type], [layout]
+    operands, results = list(operands), list(result_types)
+    layouts = [compat.row_major(len(v.type.shape)) for v in operands]
+    result_layouts = [compat.row_major(len(t.shape)) for t in results]
     if not known:
         operands.append(_partition_id(ctx, axis_context))
-        operand_layouts.append(())
+        layouts.append(())
     if ordered:
         operands.append(ctx.tokens_in.get(comm_effect))
-        operand_layouts.append(())
+        layouts.append(())
         results.append(compat.hlo.TokenType.get())
         result_layouts.append(())
     outputs = compat.custom_call(
-        target,
+        ffi_targets.target(kind),
         result_types=results,
         operands=operands,
         attributes=attrs,
-        operand_layouts=operand_layouts,
+        operand_layouts=layouts,
         result_layouts=result_layouts,
         # The token is a real edge; the flag keeps the chain when no result is used.
         has_side_effect=ordered,
+        aliases=aliases or {},
     )
     if ordered:
-        compat.set_token(ctx, comm_effect, outputs[1])
-    return outputs[0]
+        compat.set_token(ctx, comm_effect, outputs[-1])
+    return list(outputs[: len(result_types)])
 
 
 def pass_through(ctx: Any, operand: Any, ordered: bool) -> list[Any]:

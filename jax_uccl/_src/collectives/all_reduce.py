@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_uccl._src import axes, ffi_targets, lowering
+from jax_uccl._src import axes, lowering
 from jax_uccl._src import jax_compat as compat
 from jax_uccl._src.collectives.vary import cast_to_varying, vary, vary_p
 from jax_uccl._src.errors import UcclValueError, UnsupportedError
@@ -309,15 +309,17 @@ def _lower(
     lowering.check_shape(aval, name, axis_name)
     if axes.group_size(axis_name, axis_index_groups) == 1 or 0 in aval.shape:
         return lowering.pass_through(ctx, x, ordered)
-    out = lowering.emit_collective(
+    operand = lowering.to_bytes(x, aval.dtype)
+    (out,) = lowering.emit_collective(
         ctx,
-        ffi_targets.ALL_REDUCE,
-        lowering.to_bytes(x, aval.dtype),
+        "all_reduce",
+        [operand],
+        [operand.type],
         op=name,
         names=axis_name,
         axis_index_groups=axis_index_groups,
         ordered=ordered,
-        attributes={"reduction": op},
+        reduction=op,
     )
     return [lowering.from_bytes(out, aval.dtype, x.type.element_type)]
 

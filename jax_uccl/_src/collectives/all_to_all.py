@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_uccl._src import axes, ffi_targets, lowering
+from jax_uccl._src import axes, lowering
 from jax_uccl._src import jax_compat as compat
 from jax_uccl._src.collectives.vary import vary
 from jax_uccl._src.explicit import run_on_local_shards
@@ -175,10 +175,11 @@ def _lower(
     if 0 in aval.shape:
         (out,) = lowering.pass_through(ctx, rows, ordered)
     else:
-        out = lowering.emit_collective(
+        (out,) = lowering.emit_collective(
             ctx,
-            ffi_targets.ALL_TO_ALL,
-            rows,
+            "all_to_all",
+            [rows],
+            [rows.type],
             op="all_to_all",
             names=axis_name,
             axis_index_groups=axis_index_groups,
