@@ -26,7 +26,8 @@ bool OfLocal(const Slice& slice) {
 }
 
 uint64_t ReduceShards(uint64_t bytes) {
-  const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  // Asked once: it reads a file.
+  static const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
   return std::clamp<uint64_t>(bytes / kReduceShardBytes, 1, std::min<uint64_t>(cores, 16));
 }
 
@@ -184,7 +185,7 @@ void Operation::CollectReady(int64_t local, Work* work) {
   }
 }
 
-void Operation::Arrive(uint32_t local, Call call, const ExecutionTable::Call& matched) {
+bool Operation::Arrive(uint32_t local, Call call, const ExecutionTable::Call& matched, bool stay) {
   Work work;
   Status disagreement;
   {
@@ -199,11 +200,12 @@ void Operation::Arrive(uint32_t local, Call call, const ExecutionTable::Call& ma
                             " joined this operation twice; launch multi-process programs from "
                             "one thread"),
           started_));
-      return;
+      return false;
     }
     l.call = std::move(call);
     l.matched = matched;
     l.arrived = true;
+    l.stays = true;  // until the end of this call, at least
     ++arrived_;
     ++active_;
     if (ragged_ != nullptr) disagreement = PlaceRagged(local);
@@ -212,7 +214,26 @@ void Operation::Arrive(uint32_t local, Call call, const ExecutionTable::Call& ma
   if (!disagreement.ok()) host_->OnDisagreement(*this, disagreement);
   Perform(work);
   std::unique_lock lock(mutex_);
-  FinishItems(lock, stages_done_ ? 0 : 1, {.heavy = true, .arriving = local});
+  FinishItems(lock, stages_done_ ? 0 : 1, /*heavy=*/true);
+  return !Collect(local, /*last=*/!stay) && stay;
+}
+
+bool Operation::Collect(uint32_t local, bool last) {
+  // Relaxed: see ready_.
+  if (!last && ready_.load(std::memory_order_relaxed) == 0) return false;
+  std::unique_lock lock(mutex_);
+  Local& l = locals_[local];
+  if (!l.ready) {
+    if (last) l.stays = false;
+    return false;
+  }
+  l.ready = false;
+  ready_.fetch_sub(1, std::memory_order_relaxed);
+  Call call = std::exchange(l.call, {});
+  const Status status = failed_ ? failure_ : Status::Ok();
+  lock.unlock();
+  call.done(status);
+  return true;
 }
 
 // Posts and copies; the caller counted itself into active_, and FinishItems counts it out.
@@ -251,56 +272,60 @@ void Operation::Perform(const Work& work) {
 }
 
 // Counts `items` and this thread out; moves on when the stage is finished. Unlocks.
-void Operation::FinishItems(std::unique_lock<std::mutex>& lock, uint64_t items, Thread thread) {
+void Operation::FinishItems(std::unique_lock<std::mutex>& lock, uint64_t items, bool heavy) {
   stage_left_ -= items;
-  if (!failed_ && !stages_done_ && stage_left_ == 0 && !reducing_) {
+  Advance(lock, heavy);
+}
+
+// Walks through all stages that can be finished now; this thread is counted in active_, and out at
+// the end. Unlocks.
+void Operation::Advance(std::unique_lock<std::mutex>& lock, bool heavy) {
+  while (!failed_ && !stages_done_ && stage_left_ == 0 && !reducing_) {
     // This thread is the one that saw the end of the stage.
     uint64_t bytes = 0;
     for (const Reduction& r : stage().reductions) bytes += r.to[0].bytes * r.from.size();
     reducing_ = true;
     lock.unlock();
-    if (bytes > kInlineReduceBytes && !thread.heavy) {
+    if (bytes > kInlineReduceBytes && !heavy) {
       // This thread's count in active_ goes with the task.
       host_->pool().Run([self = shared_from_this()] {
         self->RunReductions(/*share=*/true);
-        self->EnterNextStage({.heavy = true});
+        std::unique_lock relock(self->mutex_);
+        self->EnterNextStage(relock);
+        self->Advance(relock, /*heavy=*/true);
       });
       return;
     }
-    RunReductions(/*share=*/thread.heavy);
-    EnterNextStage(thread);
-    return;
+    RunReductions(/*share=*/heavy);
+    lock.lock();
+    EnterNextStage(lock);
   }
   --active_;
-  CompleteLocals(lock, thread);
+  CompleteLocals(lock);
 }
 
-// The current stage is finished, its reductions too. Called without the mutex, counted in active_.
-void Operation::EnterNextStage(Thread thread) {
-  std::unique_lock lock(mutex_);
+// The current stage is finished, its reductions too. Posts and copies without the mutex, and has it
+// again at the end.
+void Operation::EnterNextStage(std::unique_lock<std::mutex>& lock) {
   reducing_ = false;
   for (const Reduction& r : stage().reductions) {
     for (const Slice& slice : r.from) Touch(slice, -1);
     for (const Slice& slice : r.to) Touch(slice, -1);
   }
-  Work work;
   if (++stage_ == schedule_->stages.size()) {
     stages_done_ = true;
-  } else if (!failed_) {
-    // One more than its items: this thread, so that the stage cannot end before Perform returned.
-    stage_left_ = 1 + stage().sends.size() + stage().receives.size() + stage().copies.size();
-    copied_.assign(stage().copies.size(), false);
-    CollectReady(-1, &work);
-  }
-  if (stages_done_ || failed_) {
-    --active_;
-    CompleteLocals(lock, thread);
     return;
   }
+  if (failed_) return;
+  // One more than its items: this thread, so that the stage cannot end before Perform returned.
+  stage_left_ = 1 + stage().sends.size() + stage().receives.size() + stage().copies.size();
+  copied_.assign(stage().copies.size(), false);
+  Work work;
+  CollectReady(-1, &work);
   lock.unlock();
   Perform(work);
   lock.lock();
-  FinishItems(lock, 1, thread);
+  --stage_left_;
 }
 
 // Runs the reductions of the current stage. Called without the mutex, counted in active_.
@@ -348,7 +373,7 @@ void Operation::RunReductions(bool share) {
   }
 }
 
-void Operation::OnTransferDone(uint32_t index) {
+void Operation::OnTransferDone(uint32_t index, bool heavy) {
   std::unique_lock lock(mutex_);
   transfers_[index] = ItemState::kDone;
   if (failed_) return;
@@ -356,7 +381,7 @@ void Operation::OnTransferDone(uint32_t index) {
   uint32_t stage = 0;
   Touch(TransferAt(index, &is_send, &stage).slice, -1);
   ++active_;
-  FinishItems(lock, 1, {});
+  FinishItems(lock, 1, heavy);
 }
 
 void Operation::Fail(const Status& cause) {
@@ -364,21 +389,31 @@ void Operation::Fail(const Status& cause) {
   if (failed_ || over_) return;
   failed_ = true;
   failure_ = cause;
-  CompleteLocals(lock, {});
+  CompleteLocals(lock);
 }
 
 // Completes what can be completed, and withdraws the messages of a failed operation. Unlocks.
-void Operation::CompleteLocals(std::unique_lock<std::mutex>& lock, Thread thread) {
+void Operation::CompleteLocals(std::unique_lock<std::mutex>& lock) {
   if (failed_ && !withdrawn_) {
-    WithdrawIfQuiet(lock, thread);
+    WithdrawIfQuiet(lock);
     return;
   }
-  std::vector<std::pair<Local*, Status>> ready;
+  std::vector<std::pair<std::function<void(const Status&)>, Status>> leaving;
+  std::vector<ExecutionTable::Call> finished;
   for (Local& l : locals_) {
     if (!l.arrived || l.completed || (!failed_ && l.left > 0)) continue;
     l.completed = true;
     ++completed_;
-    ready.emplace_back(&l, failed_ ? failure_ : Status::Ok());
+    finished.push_back(l.matched);
+    if (l.stays) {
+      l.ready = true;
+      // Relaxed: see ready_.
+      ready_.fetch_add(1, std::memory_order_relaxed);
+      continue;
+    }
+    // Moved out: the buffers and the call site are not needed any more.
+    leaving.emplace_back(std::move(l.call.done), failed_ ? failure_ : Status::Ok());
+    l.call = {};
   }
   // After a failure ranks may still arrive until the runtime forgets the operation, so it is over
   // only when those that arrived are done; without one, when all are.
@@ -387,23 +422,16 @@ void Operation::CompleteLocals(std::unique_lock<std::mutex>& lock, Thread thread
   if (now_over) over_ = true;
   std::shared_ptr<Operation> self = now_over ? shared_from_this() : nullptr;
   lock.unlock();
-  for (auto& [local, status] : ready) host_->OnLocalDone(local->matched);
+  for (const ExecutionTable::Call& call : finished) host_->OnLocalDone(call);
   if (now_over) host_->OnOperationOver(this);
-  for (auto& [local, status] : ready) {
-    // Moved out: the buffers and the call site are not needed any more.
-    auto done = std::move(local->call.done);
-    local->call = {};
-    if (local - locals_.data() == thread.arriving) {
-      done(status);
-    } else {
-      host_->pool().Run([done = std::move(done), status = std::move(status)] { done(status); });
-    }
+  for (auto& [done, status] : leaving) {
+    host_->pool().Run([done = std::move(done), status = std::move(status)] { done(status); });
   }
 }
 
 // After a failure: once no thread of ours touches buffers, takes the posted messages back; when the
 // engine has confirmed that, everybody is completed.
-void Operation::WithdrawIfQuiet(std::unique_lock<std::mutex>& lock, Thread thread) {
+void Operation::WithdrawIfQuiet(std::unique_lock<std::mutex>& lock) {
   if (active_ > 0 || withdrawing_) {
     lock.unlock();
     return;
@@ -424,14 +452,14 @@ void Operation::WithdrawIfQuiet(std::unique_lock<std::mutex>& lock, Thread threa
   }
   if (posted.empty()) {
     withdrawn_ = true;
-    CompleteLocals(lock, thread);
+    CompleteLocals(lock);
     return;
   }
   lock.unlock();
   host_->engine()->Cancel(std::move(posted), [self = shared_from_this()] {
     std::unique_lock relock(self->mutex_);
     self->withdrawn_ = true;
-    self->CompleteLocals(relock, {});
+    self->CompleteLocals(relock);
   });
 }
 

@@ -12,6 +12,7 @@
 // failure when no thread and no message can touch any buffer of the operation any more.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -70,10 +71,16 @@ class Operation final : public std::enable_shared_from_this<Operation> {
             std::shared_ptr<const Communicator> comm, const Call& first, uint64_t direct_max_bytes);
 
   // A local rank takes part. Does the copies that became possible, posts its messages, never waits.
-  void Arrive(uint32_t local, Call call, const ExecutionTable::Call& matched);
+  // With `stay`, returns true when the rank is not complete yet: the caller is then the one who
+  // completes it, by Collect, and must call that until it returns true or leave with `last`.
+  bool Arrive(uint32_t local, Call call, const ExecutionTable::Call& matched, bool stay);
+  // For the thread that stays: completes the rank here if it can be. `last`: leaves it to others
+  // otherwise. Cheap while nothing has happened.
+  bool Collect(uint32_t local, bool last);
 
-  // Engine thread. `index` is the low part of the token.
-  void OnTransferDone(uint32_t index);
+  // Engine thread, or one that polls the engine. `index` is the low part of the token. `heavy`: this
+  // thread may run long reductions.
+  void OnTransferDone(uint32_t index, bool heavy);
 
   // First failure wins; later ones are ignored. Completes every arrived rank with it, once that is
   // safe.
@@ -113,14 +120,9 @@ class Operation final : public std::enable_shared_from_this<Operation> {
     Call call;
     ExecutionTable::Call matched;
     bool arrived = false, completed = false;
+    bool stays = false;  // its thread waits to complete it (Collect)
+    bool ready = false;  // completed, but for its `done`
     uint64_t left = 0;  // items that name its buffers and are not finished
-  };
-  // What the current thread may do. Only the thread inside a rank's own Arrive may complete that
-  // rank directly (XLA attaches its continuation later); all other completions run XLA code and go
-  // to the pool.
-  struct Thread {
-    bool heavy = false;     // may run long reductions
-    int64_t arriving = -1;  // the local rank whose Arrive this is
   };
   // Things to do once the mutex is released.
   struct Work {
@@ -136,11 +138,12 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   bool Ready(const Slice& slice) const;
   void CollectReady(int64_t local, Work* work);
   void Perform(const Work& work);
-  void FinishItems(std::unique_lock<std::mutex>& lock, uint64_t items, Thread thread);
-  void EnterNextStage(Thread thread);
+  void FinishItems(std::unique_lock<std::mutex>& lock, uint64_t items, bool heavy);
+  void Advance(std::unique_lock<std::mutex>& lock, bool heavy);
+  void EnterNextStage(std::unique_lock<std::mutex>& lock);
   void RunReductions(bool share);
-  void CompleteLocals(std::unique_lock<std::mutex>& lock, Thread thread);
-  void WithdrawIfQuiet(std::unique_lock<std::mutex>& lock, Thread thread);
+  void CompleteLocals(std::unique_lock<std::mutex>& lock);
+  void WithdrawIfQuiet(std::unique_lock<std::mutex>& lock);
 
   OperationHost* const host_;
   const uint64_t id_;
@@ -157,6 +160,10 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   uint64_t digest_ = 0;
   std::vector<uint32_t>
       transfer_base_;  // per stage: global index of its first send; receives follow
+
+  // Ranks that became ready for the thread that stays with them. Only a hint to look under the
+  // mutex, which orders the rest.
+  std::atomic<uint32_t> ready_{0};
 
   mutable std::mutex mutex_;  // guards all below
   std::vector<Local> locals_;

@@ -112,7 +112,7 @@ Runtime::~Runtime() {
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
-    changed_.notify_all();
+    look_.notify_all();
   }
   if (watchdog_.joinable()) watchdog_.join();
 }
@@ -186,7 +186,7 @@ Status Runtime::Shutdown(Nanos timeout) {
   const Nanos deadline = Now() + timeout;
   {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, timeout, [&] { return by_id_.empty(); });
+    drained_.wait_for(lock, timeout, [&] { return by_id_.empty(); });
   }
   // One that everybody here has the result of is over as soon as a thread of ours is through with
   // it; to tell the others that it was aborted would be wrong.
@@ -196,7 +196,7 @@ Status Runtime::Shutdown(Nanos timeout) {
     // Ends soon by itself: threads leave the buffers, the engine confirms that it has dropped the
     // messages.
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return by_id_.empty(); });
+    drained_.wait(lock, [&] { return by_id_.empty(); });
   }
   std::shared_ptr<engine::Engine> engine;
   {
@@ -265,7 +265,7 @@ void Runtime::Submit(Call call) {
       AbortComm(at.comm->id, op.status(), /*announce=*/true);
     return Fail(call, op.status());
   }
-  op.value()->Arrive(at.local, std::move(call), matched);
+  op.value()->Arrive(at.local, std::move(call), matched, /*stay=*/false);
 }
 
 void Runtime::Reject(Call call, const Status& cause) {
@@ -325,7 +325,7 @@ Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& sea
     by_id_.emplace(id, slot);
     ++started_count_;
     if (!watchdog_.joinable()) watchdog_ = std::thread([this] { WatchdogLoop(); });
-    if (watchdog_asleep_) changed_.notify_all();
+    if (watchdog_asleep_) look_.notify_all();
   }
   return slot;
 }
@@ -345,7 +345,7 @@ void Runtime::OnOperationOver(Operation* op) {
     by_key_.erase(it);
   by_id_.erase(op->id());
   suspects_.erase(op->id());
-  if (by_id_.empty()) changed_.notify_all();
+  if (by_id_.empty()) drained_.notify_all();
 }
 
 void Runtime::AbortComm(uint64_t comm_id, const Status& cause, bool announce,
@@ -403,7 +403,7 @@ void Runtime::OnMessage(ProcessId peer, const core::Event& event) {
     case core::EventKind::kRecvDone:
       if (event.status.ok()) {
         if (event.kind == core::EventKind::kRecvDone) CheckRuns(*op, peer, event.remote);
-        op->OnTransferDone(index);
+        op->OnTransferDone(index, /*heavy=*/false);
       } else {
         Status cause = event.status;
         cause.process = ToInt(peer);
@@ -515,7 +515,7 @@ void Runtime::WatchdogLoop() {
   while (!stopping_) {
     if (by_id_.empty() && seen == started_count_) {  // nothing happened for a whole tick: sleep
       watchdog_asleep_ = true;
-      changed_.wait(lock, [&] { return stopping_ || !by_id_.empty(); });
+      look_.wait(lock, [&] { return stopping_ || !by_id_.empty(); });
       watchdog_asleep_ = false;
       continue;
     }
@@ -524,7 +524,7 @@ void Runtime::WatchdogLoop() {
                 grace = FromMillis(config_.mismatch_grace_ms);
     const Nanos tick =
         std::clamp<Nanos>(std::min(timeout, grace) / 4, FromMillis(1), FromMillis(250));
-    changed_.wait_for(lock, tick, [&] { return stopping_; });
+    look_.wait_for(lock, tick, [&] { return stopping_; });
     std::vector<OpPtr> old;
     for (const auto& [id, op] : by_id_) {
       if (Now() - op->started() >= std::min(timeout, grace)) old.push_back(op);

@@ -125,8 +125,8 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   WorkerPool pool_;
 
   mutable std::mutex mutex_;  // guards all below; see engine() for `engine_`
-  std::condition_variable
-      changed_;  // operations_ became empty, or the watchdog has a reason to look
+  std::condition_variable look_;     // the watchdog has a reason to wake
+  std::condition_variable drained_;  // by_id_ became empty; only Shutdown waits for it
   Config config_;
   std::shared_ptr<const DeviceTable> default_devices_ = std::make_shared<const DeviceTable>();
   std::unique_ptr<ExecutionTable> executions_;

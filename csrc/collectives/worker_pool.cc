@@ -36,6 +36,7 @@ void WorkerPool::Run(std::function<void()> task) {
   std::unique_lock lock(mutex_);
   queue_.push_back(std::move(task));
   if (static_cast<int64_t>(queue_.size()) <= idle_ || threads_ >= max_threads_) {
+    lock.unlock();  // or the woken thread would wait for it
     work_.notify_one();
     return;
   }
