@@ -8,9 +8,21 @@ places, inside `jax.shard_map`:
     total = jax_uccl.psum(loss, ("data", "expert"))
 """
 
+from jax_uccl._src.collectives.all_gather import all_gather as all_gather
 from jax_uccl._src.collectives.all_reduce import all_reduce as all_reduce
+from jax_uccl._src.collectives.all_reduce import pmax as pmax
+from jax_uccl._src.collectives.all_reduce import pmean as pmean
+from jax_uccl._src.collectives.all_reduce import pmin as pmin
 from jax_uccl._src.collectives.all_reduce import psum as psum
 from jax_uccl._src.collectives.all_to_all import all_to_all as all_to_all
+from jax_uccl._src.collectives.barrier import barrier as barrier
+from jax_uccl._src.collectives.ppermute import pbroadcast as pbroadcast
+from jax_uccl._src.collectives.ppermute import ppermute as ppermute
+from jax_uccl._src.collectives.ppermute import pshuffle as pshuffle
+from jax_uccl._src.collectives.ragged_all_to_all import ragged_all_to_all as ragged_all_to_all
+from jax_uccl._src.collectives.ragged_all_to_all import ragged_offsets as ragged_offsets
+from jax_uccl._src.collectives.reduce_scatter import psum_scatter as psum_scatter
+from jax_uccl._src.collectives.reduce_scatter import reduce_scatter as reduce_scatter
 from jax_uccl._src.comm import init as init
 from jax_uccl._src.comm import is_initialized as is_initialized
 from jax_uccl._src.comm import last_error as last_error

@@ -1,8 +1,15 @@
-"""Eight CPU devices for every Python test of this process; the flag is read when JAX starts."""
+"""Eight CPU devices for every Python test of this process; the flag is read when JAX starts.
+
+Makes the helpers beside the tests importable, too: pytest's importlib mode does not.
+"""
 
 from __future__ import annotations
 
 import os
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 _FLAG = "--xla_force_host_platform_device_count"
 if _FLAG not in os.environ.get("XLA_FLAGS", ""):

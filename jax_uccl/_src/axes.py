@@ -6,6 +6,7 @@ Messages follow jax.lax, so that a program that moves between the two meets the 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,6 +70,14 @@ def axis_size(names: Sequence[Any]) -> int:
 def group_size(names: Sequence[Any], groups: AxisGroups | None) -> int:
     """Members of one communicator over equally sized groups."""
     return len(groups[0]) if groups is not None else axis_size(names)
+
+
+def canonical(axis: int, ndim: int) -> int:
+    """An axis of an array as a number from 0 on."""
+    axis = operator.index(axis)
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"axis {axis} is out of bounds for array of dimension {ndim}")
+    return axis % ndim
 
 
 def split_at(names: tuple[Any, ...], name: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

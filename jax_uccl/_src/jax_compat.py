@@ -194,6 +194,14 @@ def custom_call(
     return op.results
 
 
+def zero_attribute(kind: Any) -> Any:
+    """The splat of zeros of a tensor type of integers or floats."""
+    element = kind.element_type
+    integral = isinstance(element, ir.IntegerType)
+    zero = ir.IntegerAttr.get(element, 0) if integral else ir.FloatAttr.get(element, 0.0)
+    return ir.DenseElementsAttr.get_splat(kind, zero)
+
+
 def set_token(ctx: Any, effect: Any, token: Any) -> None:
     """Makes `token` the one that the next operation with `effect` waits for."""
     ctx.set_tokens_out(ctx.tokens_in.update_tokens(_mlir.TokenSet({effect: token})))

@@ -188,6 +188,21 @@ def pass_through(ctx: Any, operand: Any, ordered: bool) -> list[Any]:
     return [operand]
 
 
+def tensor_type(shape: Sequence[int], element_type: Any) -> Any:
+    """The IR type of a tensor."""
+    return compat.ir.RankedTensorType.get(list(shape), element_type)
+
+
+def zeros(shape: Sequence[int], element_type: Any) -> Any:
+    """A tensor of zeros, for operations on arrays without elements."""
+    kind = tensor_type(shape, element_type)
+    if isinstance(element_type, compat.ir.ComplexType):
+        part = tensor_type(shape, element_type.element_type)
+        half = compat.hlo.constant(compat.zero_attribute(part))
+        return compat.hlo.complex(half, half)
+    return compat.hlo.constant(compat.zero_attribute(kind))
+
+
 def split_dim(value: Any, axis: int, count: int) -> Any:
     """[..., d, ...] -> [..., count, d / count, ...]."""
     dims = list(value.type.shape)

@@ -7,6 +7,7 @@ far as XLA's own collectives go.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -65,3 +66,134 @@ def all_reduce(
         return lax.reduce_and(rows, (0,)) if op == "and" else lax.reduce_or(rows, (0,))
 
     return jax.tree.map(one, x)
+
+
+def pmean(x: Any, axis_name: Any, *, axis_index_groups: AxisIndexGroups = None) -> Any:
+    """`jax_uccl.pmean` by `lax.pmean`."""
+    return lax.pmean(x, axis_name, axis_index_groups=axis_index_groups)
+
+
+def pmax(x: Any, axis_name: Any, *, axis_index_groups: AxisIndexGroups = None) -> Any:
+    """`jax_uccl.pmax` by `lax.pmax`."""
+    return lax.pmax(x, axis_name, axis_index_groups=axis_index_groups)
+
+
+def pmin(x: Any, axis_name: Any, *, axis_index_groups: AxisIndexGroups = None) -> Any:
+    """`jax_uccl.pmin` by `lax.pmin`."""
+    return lax.pmin(x, axis_name, axis_index_groups=axis_index_groups)
+
+
+def all_gather(
+    x: Any,
+    axis_name: Any,
+    *,
+    axis_index_groups: AxisIndexGroups = None,
+    axis: int = 0,
+    tiled: bool = False,
+    to: str = "varying",
+) -> Any:
+    """`jax_uccl.all_gather` by `lax.all_gather`."""
+    return lax.all_gather(
+        x, axis_name, axis_index_groups=axis_index_groups, axis=axis, tiled=tiled, to=to
+    )
+
+
+def psum_scatter(
+    x: Any,
+    axis_name: Any,
+    *,
+    scatter_dimension: int = 0,
+    axis_index_groups: AxisIndexGroups = None,
+    tiled: bool = False,
+) -> Any:
+    """`jax_uccl.psum_scatter` by `lax.psum_scatter`."""
+    return lax.psum_scatter(
+        x,
+        axis_name,
+        scatter_dimension=scatter_dimension,
+        axis_index_groups=axis_index_groups,
+        tiled=tiled,
+    )
+
+
+def reduce_scatter(
+    x: Any,
+    axis_name: Any,
+    *,
+    op: str = "sum",
+    scatter_dimension: int = 0,
+    axis_index_groups: AxisIndexGroups = None,
+    tiled: bool = False,
+) -> Any:
+    """`jax_uccl.reduce_scatter`: this member's part of `all_reduce`."""
+
+    def one(leaf: Any) -> Any:
+        leaf = jnp.asarray(leaf)
+        total = all_reduce(leaf, axis_name, op=op, axis_index_groups=axis_index_groups)
+        names = tuple(axis_name) if isinstance(axis_name, list | tuple) else (axis_name,)
+        index = lax.axis_index(names)
+        size = len(axis_index_groups[0]) if axis_index_groups else lax.axis_size(names)
+        if axis_index_groups:
+            place = jnp.zeros(lax.axis_size(names), jnp.int32)
+            for group in axis_index_groups:
+                place = place.at[jnp.array(group)].set(jnp.arange(size))
+            index = place[index]
+        part = total.shape[scatter_dimension] // size
+        out = lax.dynamic_slice_in_dim(total, index * part, part, scatter_dimension)
+        return out if tiled else lax.squeeze(out, (scatter_dimension % leaf.ndim,))
+
+    return jax.tree.map(one, x)
+
+
+def ppermute(x: Any, axis_name: Any, perm: Sequence[tuple[int, int]]) -> Any:
+    """`jax_uccl.ppermute` by `lax.ppermute`."""
+    return lax.ppermute(x, axis_name, perm)
+
+
+def pshuffle(x: Any, axis_name: Any, perm: Sequence[int]) -> Any:
+    """`jax_uccl.pshuffle` by `lax.pshuffle`."""
+    return lax.pshuffle(x, axis_name, perm)
+
+
+def pbroadcast(x: Any, axis_name: Any, source: int) -> Any:
+    """`jax_uccl.pbroadcast`: the source's row of a gather (XLA:CPU has no broadcast)."""
+    return jax.tree.map(
+        lambda leaf: lax.all_gather(jnp.asarray(leaf), axis_name, axis=0)[source], x
+    )
+
+
+def ragged_all_to_all(
+    operand: Any,
+    output: Any,
+    input_offsets: Any,
+    send_sizes: Any,
+    output_offsets: Any,
+    recv_sizes: Any,
+    *,
+    axis_name: Any,
+    axis_index_groups: AxisIndexGroups = None,
+) -> Any:
+    """`jax_uccl.ragged_all_to_all`: gathers everything and picks rows (XLA:CPU has no such operation)."""
+    del recv_sizes
+    gather = partial(lax.all_gather, axis_name=axis_name, axis_index_groups=axis_index_groups)
+    rows, starts, sizes, lands = map(gather, (operand, input_offsets, send_sizes, output_offsets))
+    me = lax.axis_index(axis_name)
+    if axis_index_groups:
+        size = lax.axis_size(axis_name)
+        place = jnp.zeros(size, jnp.int32)
+        for group in axis_index_groups:
+            place = place.at[jnp.array(group)].set(jnp.arange(len(group)))
+        me = place[me]
+    index = jnp.arange(output.shape[0])
+    for source in range(rows.shape[0]):
+        start, size, land = (v[source][me] for v in (starts, sizes, lands))
+        here = (index >= land) & (index < land + size)
+        part = rows[source][jnp.clip(index - land + start, 0, operand.shape[0] - 1)]
+        output = jnp.where(here.reshape(-1, *[1] * (output.ndim - 1)), part, output)
+    return output
+
+
+def barrier(x: Any, axis_name: Any) -> Any:
+    """`jax_uccl.barrier`: nobody can see the difference in values."""
+    del axis_name
+    return x

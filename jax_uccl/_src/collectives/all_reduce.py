@@ -68,6 +68,96 @@ def psum(
     return _reduce_tree(x, axis_name, "sum", axis_index_groups, "psum")
 
 
+def pmean(
+    x: Any, axis_name: Any, *, axis_index_groups: Sequence[Sequence[int]] | None = None
+) -> Any:
+    """Mean of `x` over the members of `axis_name`; the same as `jax.lax.pmean`.
+
+    Args:
+      x: as for `psum`.
+      axis_name: as for `psum`.
+      axis_index_groups: as for `psum`.
+
+    Returns:
+      Array(s) of the shape of `x`; integers become floating.
+
+    Raises:
+      As for `psum`.
+
+    Cost: as for `psum`.
+
+    Example:
+      >>> import jax, numpy as np, jax_uccl
+      >>> from jax.sharding import Mesh, PartitionSpec as P
+      >>> mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+      >>> f = lambda a: jax_uccl.pmean(a, "x")
+      >>> y = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P()))(np.arange(2.0))
+      >>> float(y[0])
+      0.5
+    """
+    return _mean_tree(x, axis_name, axis_index_groups, "pmean")
+
+
+def pmax(
+    x: Any, axis_name: Any, *, axis_index_groups: Sequence[Sequence[int]] | None = None
+) -> Any:
+    """Maximum of `x` over the members of `axis_name`; the same as `jax.lax.pmax`.
+
+    Args:
+      x: array or pytree of arrays: floating, integer or bool.
+      axis_name: as for `psum`.
+      axis_index_groups: as for `psum`.
+
+    Returns:
+      Array(s) of the shape and dtype of `x`; NaN where any member has NaN.
+
+    Raises:
+      NotImplementedError: a derivative, as in lax. And as for `psum`.
+
+    Cost: as for `psum`.
+
+    Example:
+      >>> import jax, numpy as np, jax_uccl
+      >>> from jax.sharding import Mesh, PartitionSpec as P
+      >>> mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+      >>> f = lambda a: jax_uccl.pmax(a, "x")
+      >>> y = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P()))(np.arange(2))
+      >>> int(y[0])
+      1
+    """
+    return _reduce_tree(x, axis_name, "max", axis_index_groups, "pmax")
+
+
+def pmin(
+    x: Any, axis_name: Any, *, axis_index_groups: Sequence[Sequence[int]] | None = None
+) -> Any:
+    """Minimum of `x` over the members of `axis_name`; the same as `jax.lax.pmin`.
+
+    Args:
+      x: as for `pmax`.
+      axis_name: as for `psum`.
+      axis_index_groups: as for `psum`.
+
+    Returns:
+      As for `pmax`.
+
+    Raises:
+      As for `pmax`.
+
+    Cost: as for `psum`.
+
+    Example:
+      >>> import jax, numpy as np, jax_uccl
+      >>> from jax.sharding import Mesh, PartitionSpec as P
+      >>> mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+      >>> f = lambda a: jax_uccl.pmin(a, "x")
+      >>> y = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P()))(np.arange(2))
+      >>> int(y[0])
+      0
+    """
+    return _reduce_tree(x, axis_name, "min", axis_index_groups, "pmin")
+
+
 def all_reduce(
     x: Any,
     axis_name: Any,
@@ -111,8 +201,12 @@ def all_reduce(
         raise UcclValueError(f"all_reduce: op={op!r} is not one of {', '.join(_OPS)}")
     if op != "mean":
         return _reduce_tree(x, axis_name, op, axis_index_groups, "all_reduce")
-    total = _reduce_tree(x, axis_name, "sum", axis_index_groups, "all_reduce")
-    ones = _reduce_tree(1, axis_name, "sum", axis_index_groups, "all_reduce")
+    return _mean_tree(x, axis_name, axis_index_groups, "all_reduce")
+
+
+def _mean_tree(x: Any, axis_name: Any, axis_index_groups: Any, api: str) -> Any:
+    total = _reduce_tree(x, axis_name, "sum", axis_index_groups, api)
+    ones = _reduce_tree(1, axis_name, "sum", axis_index_groups, api)
     return jax.tree.map(lambda leaf: _to_inexact(leaf) / ones, total)
 
 
@@ -139,7 +233,7 @@ def _reduce_tree(x: Any, axis_name: Any, op: str, axis_index_groups: Any, api: s
         if leaf.dtype == np.bool_ and op in ("sum", "prod"):
             leaf = leaf.astype(np.int32)
         if positional:
-            leaf = _reduce_local(leaf, op, tuple(p % leaf.ndim for p in positional))
+            leaf = reduce_local(leaf, op, tuple(p % leaf.ndim for p in positional))
         return _reduce_named(leaf, names, op, groups, api) if names else leaf
 
     return jax.tree.map(reduce_leaf, x)
@@ -160,7 +254,7 @@ def _sum_constant(
 def _reduce_named(
     x: Any, names: tuple[Any, ...], op: str, groups: axes.AxisGroups | None, api: str
 ) -> Any:
-    _check_dtype(x.dtype, op)
+    check_dtype(x.dtype, op)
     aval = jax.typeof(x)
     if op == "sum" and compat.is_unreduced(aval, names):
         return lax.psum(x, names, axis_index_groups=groups)  # XLA owns the pending sum
@@ -245,7 +339,7 @@ def _identity(dtype: Any, op: str) -> Any:
     return np.array(-np.inf if op == "max" else np.inf, dtype)
 
 
-def _check_dtype(dtype: Any, op: str) -> None:
+def check_dtype(dtype: Any, op: str) -> None:
     """Raises for what the native reductions do not take."""
     integral = dtype == np.bool_ or jnp.issubdtype(dtype, np.integer)
     if jnp.issubdtype(dtype, np.floating):
@@ -324,7 +418,7 @@ def _lower(
     return [lowering.from_bytes(out, aval.dtype, x.type.element_type)]
 
 
-def _reduce_local(x: Any, op: str, over: tuple[int, ...]) -> Any:
+def reduce_local(x: Any, op: str, over: tuple[int, ...]) -> Any:
     """The reduction over axes of the array itself."""
     if op in ("and", "or"):
         return (lax.reduce_and if op == "and" else lax.reduce_or)(x, over)
@@ -364,7 +458,7 @@ def _batch(
             "axis_index_groups not supported in vmap collectives over the named axis "
             f"{axis_data.name!r}"
         )
-    x = _reduce_same(x, op, axis_data.size) if d is None else _reduce_local(x, op, (d,))
+    x = _reduce_same(x, op, axis_data.size) if d is None else reduce_local(x, op, (d,))
     others = tuple(n for n in axis_name if n != axis_data.name)
     return (primitive.bind(x, axis_name=others, **params) if others else x), None
 

@@ -6,7 +6,6 @@ parts to the front, [members, ...], which is all that the handler knows; XLA fus
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,8 +74,8 @@ def all_to_all(
 
     def bind(leaf: Any) -> Any:
         leaf = jnp.asarray(leaf)
-        split = _canonical(split_axis, leaf.ndim)
-        concat = _canonical(concat_axis, leaf.ndim)
+        split = axes.canonical(split_axis, leaf.ndim)
+        concat = axes.canonical(concat_axis, leaf.ndim)
         if tiled:
             if leaf.shape[split] % size != 0:
                 raise ValueError(
@@ -112,13 +111,6 @@ def all_to_all(
         return lax.squeeze(out, (split,)) if not tiled and split != concat else out
 
     return jax.tree.map(bind, x)
-
-
-def _canonical(axis: int, ndim: int) -> int:
-    axis = operator.index(axis)
-    if not -ndim <= axis < ndim:
-        raise ValueError(f"axis {axis} is out of bounds for array of dimension {ndim}")
-    return axis % ndim
 
 
 all_to_all_p = compat.Primitive("uccl_all_to_all")

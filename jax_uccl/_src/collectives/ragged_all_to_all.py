@@ -1,0 +1,290 @@
+"""ragged_all_to_all: members exchange slices of rows whose sizes are run-time data.
+
+The sender says where its rows land in the target's output, so the targets first learn these offsets (one
+small all_to_all). The primitive then knows both ends of every slice: where rows start in the operand and
+how many go to each member, where they start in the output and how many come. In that form its transpose is
+itself with the two ends exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_uccl._src import axes, lowering
+from jax_uccl._src import jax_compat as compat
+from jax_uccl._src.collectives import define
+from jax_uccl._src.collectives.all_to_all import all_to_all
+from jax_uccl._src.collectives.vary import vary
+from jax_uccl._src.ordering import is_strict
+
+_VECTORS = ("input_offsets", "send_sizes", "output_offsets", "recv_sizes")
+
+
+def ragged_all_to_all(
+    operand: Any,
+    output: Any,
+    input_offsets: Any,
+    send_sizes: Any,
+    output_offsets: Any,
+    recv_sizes: Any,
+    *,
+    axis_name: Any,
+    axis_index_groups: Sequence[Sequence[int]] | None = None,
+) -> Any:
+    """Sends slices of rows of `operand` to all members, into their `output`.
+
+    The same as `jax.lax.ragged_all_to_all`, argument for argument (which XLA does not have on CPU). Rows
+    `input_offsets[i] : input_offsets[i] + send_sizes[i]` of `operand` go to member i and land in its output
+    from row `output_offsets[i]` on. `ragged_offsets` computes offsets from sizes.
+
+    Args:
+      operand: [rows, ...] of any dtype.
+      output: [other rows, ...] of the same dtype and row shape: what the result holds where nothing lands.
+      input_offsets: integer [n], n members: first row for each target.
+      send_sizes: integer [n]: rows for each target.
+      output_offsets: integer [n]: where this member's rows start in each target's output.
+      recv_sizes: integer [n]: rows that come from each member; their `send_sizes` for this one.
+      axis_name: a mesh axis, or a tuple of mesh axes (major first).
+      axis_index_groups: lists of axis indices that exchange among themselves; all of one size.
+
+    Returns:
+      Array like `output`. Gradients reach `operand` and `output`; slices of one operand must not overlap
+      where it is differentiated, nor slices of one output.
+
+    Raises:
+      ValueError: shapes or dtypes do not fit.
+      NameError: `axis_name` is not bound by an enclosing `jax.shard_map` or `jax.vmap`.
+      NotImplementedError: `jax.vmap` over one of several axes in `axis_name`.
+      UcclError: at run time, see `jax_uccl.errors`; a slice outside its array and sizes that differ between
+        the two ends fail the operation on every member.
+
+    Cost: two steps; n offsets and the rows that are sent. `jax.vmap` with different offsets runs one
+      operation for each element of the batch.
+
+    Example:
+      >>> import jax, numpy as np, jax.numpy as jnp, jax_uccl
+      >>> from jax.sharding import Mesh, PartitionSpec as P
+      >>> mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+      >>> sizes = jnp.array([[1, 2], [0, 1]])  # [source, target]
+      >>> def f(rows):
+      ...     o = jax_uccl.ragged_offsets(sizes, jax.lax.axis_index("x"))
+      ...     return jax_uccl.ragged_all_to_all(rows, jnp.zeros_like(rows), *o, axis_name="x")
+      >>> y = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x")))(np.arange(1, 7))
+      >>> [int(v) for v in y]
+      [1, 0, 0, 2, 3, 4]
+    """
+    names = axes.as_names(axis_name)
+    axes.check_bound(names, "ragged_all_to_all")
+    groups = axes.as_groups(axis_index_groups, names)
+    axes.require_equal_groups(groups)
+    size = axes.group_size(names, groups)
+    operand, output = jnp.asarray(operand), jnp.asarray(output)
+    vectors = [jnp.asarray(v) for v in (input_offsets, send_sizes, output_offsets, recv_sizes)]
+    if operand.dtype != output.dtype or operand.ndim == 0 or operand.shape[1:] != output.shape[1:]:
+        raise ValueError(
+            "ragged_all_to_all operand and output must have the same dtype and row shape, got "
+            f"{jax.typeof(operand)} and {jax.typeof(output)}"
+        )
+    for name, v in zip(_VECTORS, vectors, strict=True):
+        if not jnp.issubdtype(v.dtype, np.integer):
+            raise ValueError(f"ragged_all_to_all {name} must be integer type, got {v.dtype}")
+        if v.shape != (size,):
+            raise ValueError(
+                f"ragged_all_to_all {name} must have one entry for each of the {size} members of "
+                f"{names}, got shape {v.shape}"
+            )
+    starts, sends, lands, receives = (v.astype(np.int32) for v in vectors)
+    lands = all_to_all(lands, names, 0, 0, axis_index_groups=groups, tiled=True)
+    arrays = [vary(a, names) for a in (operand, output, starts, sends, lands, receives)]
+    return ragged_p.bind(*arrays, axis_name=names, axis_index_groups=groups, ordered=is_strict())
+
+
+def ragged_offsets(sizes: Any, index: Any) -> tuple[Any, Any, Any, Any]:
+    """The four vectors of `ragged_all_to_all` where slices lie one after the other.
+
+    Rows for member 0 come first in the operand, then those for member 1, and so on; in the output, rows from
+    member 0 come first.
+
+    Args:
+      sizes: integer [n, n]: rows that each member (axis 0) sends to each other (axis 1).
+      index: integer []: the member that the result is for, `jax.lax.axis_index(axis_name)`.
+
+    Returns:
+      (input_offsets, send_sizes, output_offsets, recv_sizes), each int32 [n].
+
+    Raises:
+      ValueError: `sizes` is not square.
+
+    Example:
+      >>> import jax_uccl
+      >>> [v.tolist() for v in jax_uccl.ragged_offsets([[1, 2], [4, 3]], 1)]
+      [[0, 4], [4, 3], [1, 2], [2, 3]]
+    """
+    sizes = jnp.asarray(sizes, np.int32)
+    if sizes.ndim != 2 or sizes.shape[0] != sizes.shape[1]:
+        raise ValueError(f"ragged_offsets: sizes must be [n, n], got shape {sizes.shape}")
+    before = jnp.cumsum(sizes, axis=1) - sizes  # in the source's operand
+    above = jnp.cumsum(sizes, axis=0) - sizes  # in the target's output
+    return before[index], sizes[index], above[index], sizes[:, index]
+
+
+ragged_p = compat.Primitive("uccl_ragged_all_to_all")
+
+
+def _abstract_eval(
+    operand: Any,
+    output: Any,
+    *vectors: Any,
+    axis_name: Any,
+    axis_index_groups: Any,
+    ordered: bool,
+) -> Any:
+    for aval in (operand, output, *vectors):
+        define.check_operand(aval, axis_name, "ragged_all_to_all")
+    out = output.update(weak_type=False)
+    if compat.check_vma():
+        varying = compat.varying_axes(operand) | compat.varying_axes(output)
+        out = compat.with_varying_axes(out, varying.union(*map(compat.varying_axes, vectors)))
+    return out, define.effects(axis_name, ordered)
+
+
+def _lower(
+    ctx: Any,
+    operand: Any,
+    output: Any,
+    *vectors: Any,
+    axis_name: Any,
+    axis_index_groups: Any,
+    ordered: bool,
+) -> Any:
+    aval, out_aval = ctx.avals_in[:2]
+    lowering.check_shape(aval, "ragged_all_to_all", axis_name)
+    lowering.check_shape(out_aval, "ragged_all_to_all", axis_name)
+    if 0 in aval.shape or 0 in out_aval.shape:
+        return lowering.pass_through(ctx, output, ordered)
+    rows = lowering.to_bytes(operand, aval.dtype)
+    start = lowering.to_bytes(output, aval.dtype)
+    (out,) = lowering.emit_collective(
+        ctx,
+        "ragged_all_to_all",
+        [rows, start, *vectors],
+        [start.type],
+        op="ragged_all_to_all",
+        names=axis_name,
+        axis_index_groups=axis_index_groups,
+        ordered=ordered,
+        params=(out_aval.shape,),
+        aliases={0: 1},
+    )
+    return [lowering.from_bytes(out, aval.dtype, output.type.element_type)]
+
+
+def _batch(
+    primitive: Any,
+    axis_data: Any,
+    values: Any,
+    dims: Any,
+    *,
+    axis_name: Any,
+    axis_index_groups: Any,
+    ordered: bool,
+) -> Any:
+    n = axis_data.size
+    params = dict(axis_name=axis_name, axis_index_groups=axis_index_groups, ordered=ordered)
+
+    def to_front(v: Any, d: Any) -> Any:
+        return jnp.broadcast_to(v[None], (n, *v.shape)) if d is None else jnp.moveaxis(v, d, 0)
+
+    if axis_data.name in axis_name:
+        define.no_groups_under_vmap(axis_index_groups, "ragged_all_to_all", axis_data.name)
+        if len(axis_name) > 1:
+            raise NotImplementedError(
+                f"ragged_all_to_all over {axis_name} under vmap over {axis_data.name!r} alone; vmap "
+                "over all of the axes, or exchange over them one at a time"
+            )
+        return exchange_local(*map(to_front, values, dims)), 0
+    if any(d is not None for d in dims[2:]):
+        rows = [to_front(v, d) for v, d in zip(values, dims, strict=True)]
+        return jnp.stack([primitive.bind(*(r[b] for r in rows), **params) for b in range(n)]), 0
+    # The batch becomes a part of each row.
+    operand, output = (
+        jnp.moveaxis(to_front(v, d), 0, 1) for v, d in zip(values[:2], dims[:2], strict=True)
+    )
+    return primitive.bind(operand, output, *values[2:], **params), 1
+
+
+def exchange_local(
+    operand: Any, output: Any, starts: Any, sends: Any, lands: Any, receives: Any
+) -> Any:
+    """The exchange among members that lie along axis 0 of every array; `lands` as the primitive has it."""
+    del sends
+    n, rows = operand.shape[:2]
+    index = jnp.arange(output.shape[1])
+    for source in range(n):
+        # [member, row]: the source's row that lands there.
+        taken = index[None] - lands[:, source, None] + starts[source, :, None]
+        here = (index[None] >= lands[:, source, None]) & (
+            index[None] < (lands + receives)[:, source, None]
+        )
+        part = operand[source][jnp.clip(taken, 0, max(rows - 1, 0))] if rows else output
+        here = here.reshape(*here.shape, *[1] * (output.ndim - 2))
+        output = jnp.where(here, part, output)
+    return output
+
+
+def _written(rows: int, lands: Any, receives: Any) -> Any:
+    """bool [rows]: where something lands."""
+    index = jnp.arange(rows, dtype=np.int32)[:, None]
+    return ((index >= lands) & (index < lands + receives)).any(axis=1)
+
+
+def _transpose(
+    ct: Any,
+    operand: Any,
+    output: Any,
+    starts: Any,
+    sends: Any,
+    lands: Any,
+    receives: Any,
+    **params: Any,
+) -> Any:
+    nothing = [None] * 4
+    if type(ct) is compat.ad.Zero:
+        return [
+            compat.ad.Zero(v.aval) if compat.ad.is_undefined_primal(v) else None
+            for v in (operand, output)
+        ] + nothing
+    to_operand = to_output = None
+    if compat.ad.is_undefined_primal(operand):
+        zeros = vary(jnp.zeros(operand.aval.shape, ct.dtype), params["axis_name"])
+        to_operand = ragged_p.bind(ct, zeros, lands, receives, starts, sends, **params)
+    if compat.ad.is_undefined_primal(output):
+        mask = _written(ct.shape[0], lands, receives)
+        mask = mask.reshape(-1, *[1] * (ct.ndim - 1))
+        to_output = jnp.where(mask, jnp.zeros_like(ct), ct)
+    return [to_operand, to_output, *nothing]
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    operand, output, *vectors = primals
+    result = ragged_p.bind(operand, output, *vectors, **params)
+    d_operand, d_output = tangents[:2]
+    if type(d_operand) is compat.ad.Zero and type(d_output) is compat.ad.Zero:
+        return result, compat.ad.Zero(jax.typeof(result).to_tangent_aval())
+    names = params["axis_name"]
+    d_operand, d_output = (
+        vary(compat.ad.instantiate_zeros(t), names) for t in (d_operand, d_output)
+    )
+    return result, ragged_p.bind(d_operand, d_output, *vectors, **params)
+
+
+define.register(
+    ragged_p, "ragged_all_to_all", abstract_eval=_abstract_eval, lower=_lower, batch=_batch
+)
+compat.ad.primitive_jvps[ragged_p] = _jvp
+compat.ad.primitive_transposes[ragged_p] = _transpose
