@@ -42,5 +42,6 @@ from jax_uccl._src.errors import UcclValueError as UcclValueError
 from jax_uccl._src.errors import UnsupportedError as UnsupportedError
 from jax_uccl._src.errors import errors as errors
 from jax_uccl._src.ordering import strict_order as strict_order
+from jax_uccl._src.use import use as use
 
 __version__ = "0.1.0"

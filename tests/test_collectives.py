@@ -199,7 +199,7 @@ def test_strict_order(name, check):
 
 
 def test_eval_shape_needs_no_runtime(name, mesh_of):
-    mesh = jax.sharding.AbstractMesh((2, 4), ("a", "b"))
+    mesh = jax.sharding.AbstractMesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
     shapes = [
         jax.eval_shape(
             jax.shard_map(
@@ -255,21 +255,26 @@ def test_explicit_axes_beside_manual_ones(explicit, mesh_of):
         x = jnp.stack([operand(seed=s) for s in range(4)])
         x = jax.device_put(x, NamedSharding(mesh, P("a", "b")))
 
-        def program(m):
-            mapped = jax.shard_map(
-                partial(EXPLICIT[explicit], m),
-                in_specs=P(None, "b"),
-                out_specs=P(None, "b"),
-                axis_names={"b"},
-                check_vma=False,
-            )
-            return jax.jit(mapped).lower(x).compile()
-
-        ours, want = program(jax_uccl), program(jax.lax)
-        np.testing.assert_array_equal(np.asarray(ours(x)), np.asarray(want(x)))
-        assert "jax_uccl_" in ours.as_text()
-        for native in ("all-to-all", "collective-permute", "reduce-scatter"):
-            assert native not in ours.as_text()
+        mapped = jax.shard_map(
+            partial(EXPLICIT[explicit], jax_uccl),
+            in_specs=P(None, "b"),
+            out_specs=P(None, "b"),
+            axis_names={"b"},
+            check_vma=False,
+        )
+        ours = jax.jit(mapped).lower(x).compile()
+        got = np.asarray(ours(x))
+    assert "jax_uccl_" in ours.as_text()
+    for native in ("all-to-all", "collective-permute", "reduce-scatter", "all-reduce"):
+        assert f" {native}(" not in ours.as_text()
+    auto = jax.shard_map(
+        partial(EXPLICIT[explicit], _reference),
+        mesh=mesh_of((2, 4), ("a", "b")),
+        in_specs=P("a", "b"),
+        out_specs=P("a", "b"),
+        check_vma=False,
+    )
+    np.testing.assert_array_equal(got, np.asarray(jax.jit(auto)(np.asarray(x))))
 
 
 @pytest.mark.parametrize(
@@ -292,12 +297,24 @@ def test_several_axes_and_order(mesh_of, against_lax):
         return (
             m.all_gather(x, ("b", "a"), axis=1, tiled=True),
             m.psum_scatter(x, ("b", "a"), scatter_dimension=2, tiled=True),
-            m.ppermute(x, ("b", "a"), [(i, (i + 3) % 8) for i in range(8)]),
+            m.ppermute(x, ("a", "b"), [(i, (i + 3) % 8) for i in range(8)]),
             m.pbroadcast(x, ("a", "b"), 5),
         )
 
     mesh = mesh_of((2, 4), ("a", "b"))
     against_lax(program, operand(), mesh=mesh, in_specs=BOTH, out_specs=BOTH, check_vma=False)
+
+
+def test_ppermute_counts_in_the_order_of_the_mesh(mesh_of):
+    mesh = mesh_of((2, 4), ("a", "b"))
+    pairs = [(i, (i + 3) % 8) for i in range(8)]
+
+    def both(x):
+        return [jax_uccl.ppermute(x, names, pairs) for names in (("a", "b"), ("b", "a"))]
+
+    mapped = jax.shard_map(both, mesh=mesh, in_specs=BOTH, out_specs=BOTH)
+    one, other = jax.jit(mapped)(operand())
+    np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
 def test_groups(mesh_of, against_lax):

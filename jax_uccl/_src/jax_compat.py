@@ -6,7 +6,7 @@ name is mended in this file and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from jax._src import effects as _effects
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import pxla as _pxla
+from jax._src.lax import parallel as _parallel
 from jax._src.lib.mlir import ir as ir
 from jax._src.lib.mlir.dialects import hlo as hlo
 from jax.extend.core import Primitive as Primitive
@@ -205,6 +206,51 @@ def zero_attribute(kind: Any) -> Any:
 def set_token(ctx: Any, effect: Any, token: Any) -> None:
     """Makes `token` the one that the next operation with `effect` waits for."""
     ctx.set_tokens_out(ctx.tokens_in.update_tokens(_mlir.TokenSet({effect: token})))
+
+
+def replace_lowerings(
+    names: Iterable[str],
+    make: Callable[[str, Callable[..., Any] | None], Callable[..., Any]],
+    platform: str,
+) -> Callable[[], None]:
+    """Puts other lowering rules in front of those of lax's collectives.
+
+    Args:
+      names: of the primitives in lax. One that this JAX lacks is left out.
+      make: makes the new rule, given the name and the rule that JAX would use on `platform` (None without
+        one).
+      platform: where the new rules count.
+
+    Returns:
+      A function that puts the table back as it was.
+    """
+    table = _mlir._platform_specific_lowerings[platform]
+    before: list[tuple[Any, Any, bool]] = []
+    for name in names:
+        primitive = getattr(_parallel, name, None)
+        if primitive is None:
+            continue
+        own = table.get(primitive)
+        cacheable = primitive not in _mlir._uncacheable_primitives
+        before.append((primitive, own, cacheable))
+        entry = own if own is not None else _mlir._lowerings.get(primitive)
+        mlir.register_lowering(
+            primitive,
+            make(name, None if entry is None else entry.rule),
+            platform=platform,
+            cacheable=False,
+        )
+
+    def restore() -> None:
+        for primitive, own, cacheable in before:
+            if own is None:
+                del table[primitive]
+            else:
+                table[primitive] = own
+            if cacheable:
+                _mlir._uncacheable_primitives.discard(primitive)
+
+    return restore
 
 
 # --- backends ---------------------------------------------------------------------------------------

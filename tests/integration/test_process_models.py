@@ -49,6 +49,95 @@ IDENTICAL = """
 """
 
 
+# The other collectives against NumPy, row by row of what each process holds, and rows and columns of a 2-D mesh
+# at once. Prints how many arrays were compared.
+EVERY_COLLECTIVE = """
+    import faulthandler
+    faulthandler.dump_traceback_later(150, exit=True)
+    import jax, jax.numpy as jnp, ml_dtypes, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    import jax_uccl
+    from child_report import report
+
+    n = 8
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    rng = np.random.default_rng(3)
+
+    def place(value, mesh=mesh, spec=P("x")):
+        return jax.make_array_from_callback(value.shape, NamedSharding(mesh, spec), lambda i: value[i])
+
+    compared = 0
+    def check(got, want, what):
+        global compared
+        assert got.shape == want.shape, (what, got.shape, want.shape)
+        for shard in got.addressable_shards:
+            np.testing.assert_array_equal(np.asarray(shard.data), want[shard.index], err_msg=what)
+            compared += 1
+
+    sizes = rng.integers(0, 4, (n, n))
+    sizes[2] = 0
+    pairs = [(i, (i + 3) % n) for i in range(n - 1)]
+    starts, lands = np.cumsum(sizes, 1) - sizes, np.cumsum(sizes, 0) - sizes
+    for dtype in (np.float32, ml_dtypes.bfloat16, np.int8):
+        for width in (1, 5000):
+            # One block of n * 4 rows for each rank.
+            v = rng.integers(-3, 4, (n, n * 4, width)).astype(dtype)
+            x = place(v.reshape(n * n * 4, width))
+
+            def f(a):
+                o = jax_uccl.ragged_offsets(sizes, jax.lax.axis_index("x"))
+                return (
+                    jax_uccl.all_gather(a, "x", axis=1),
+                    jax_uccl.psum_scatter(a, "x", tiled=True),
+                    jax_uccl.reduce_scatter(a, "x", op="max", tiled=True),
+                    jax_uccl.ppermute(a, "x", pairs),
+                    jax_uccl.pbroadcast(a, "x", 5),
+                    jax_uccl.ragged_all_to_all(a, a + 1, *o, axis_name="x"),
+                    jax_uccl.barrier(a, "x"),
+                    jax_uccl.pmin(a, "x"),
+                )
+
+            got = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False))(x)
+            parts = v.astype(np.float64).reshape(n, n, 4, width)
+            moved = np.zeros_like(v)
+            for s, t in pairs:
+                moved[t] = v[s]
+            ragged = (v.astype(np.float32) + 1).astype(dtype)
+            for s in range(n):
+                for t in range(n):
+                    a, b, k = starts[s, t], lands[s, t], sizes[s, t]
+                    ragged[t, b : b + k] = v[s, a : a + k]
+            wants = [
+                np.broadcast_to(v.transpose(1, 0, 2)[None], (n, n * 4, n, width)),
+                parts.sum(0).astype(dtype),
+                parts.max(0).astype(dtype),
+                moved,
+                np.broadcast_to(v[5][None], v.shape),
+                ragged,
+                v,
+                np.broadcast_to(v.astype(np.float64).min(0).astype(dtype)[None], v.shape),
+            ]
+            for k, (g, w) in enumerate(zip(got, wants, strict=True)):
+                check(g, w.reshape(g.shape), f"{np.dtype(dtype).name} {width} output {k}")
+
+    # Rows and columns at once, overlapping groups, several times without waiting.
+    grid = Mesh(np.array(jax.devices()).reshape(2, 4), ("r", "c"))
+    v = rng.normal(size=(2, 4, 3000)).astype(np.float32).round(1)
+    y = place(v, grid, P("r", "c"))
+    both = jax.jit(jax.shard_map(
+        lambda a: (jax_uccl.all_gather(a, "r"), jax_uccl.all_gather(a, "c"), jax_uccl.pmax(a, "r"),
+                   jax_uccl.pmax(a, "c")),
+        mesh=grid, in_specs=P("r", "c"), out_specs=P("r", "c"), check_vma=False))
+    for outs in [both(y) for _ in range(8)]:
+        check(outs[2], np.broadcast_to(v.max(0, keepdims=True), v.shape), "column maximum")
+        check(outs[3], np.broadcast_to(v.max(1, keepdims=True), v.shape), "row maximum")
+    stats = jax_uccl.stats()
+    report([compared, stats["operations_failed"], stats["operations_in_flight"]])
+    jax_uccl.shutdown()
+    jax.distributed.shutdown()
+"""
+
+
 def _digests(processes: int, per_process: int) -> dict[str, str]:
     results = mp.run_processes(IDENTICAL, processes, per_process, timeout=160, check=True)
     merged: dict[str, str] = {}
@@ -63,6 +152,61 @@ def test_results_are_bit_identical_in_every_process_model() -> None:
     assert len(want) == 4 * 12 * 8
     for layout in [(2, 4), (4, 2), (8, 1)]:
         assert _digests(*layout) == want, layout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "per_process"), [(1, 8), (2, 4), (4, 2), (8, 1)])
+def test_every_collective_in_every_process_model(processes: int, per_process: int) -> None:
+    results = mp.run_processes(EVERY_COLLECTIVE, processes, per_process, timeout=160, check=True)
+    # Six inputs of eight outputs, and two results of eight launches; one shard for each device.
+    assert [r.value for r in results] == [[(6 * 8 + 16) * per_process, 0, 0]] * processes
+
+
+# A slice that is too long on one rank only: everybody hears of it, and the process lives on.
+RAGGED_FAULT = """
+    import faulthandler
+    faulthandler.dump_traceback_later(100, exit=True)
+    import jax, jax.numpy as jnp, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    import jax_uccl
+    from child_report import report
+
+    n = jax.device_count()
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+
+    def f(a):
+        me = jax.lax.axis_index("x")
+        sizes = jnp.ones((n, n), jnp.int32)
+        o = list(jax_uccl.ragged_offsets(sizes, me))
+        o[FIELD] = o[FIELD].at[0].add(jnp.where(me == 1, EXTRA, 0))
+        return jax_uccl.ragged_all_to_all(a, a, *o, axis_name="x")
+
+    x = jax.make_array_from_callback((n * n, 3), NamedSharding(mesh, P("x")), lambda i: np.ones((n, 3), np.float32))
+    g = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x")))
+    try:
+        jax.block_until_ready(g(x))
+        report("no error")
+    except jax.errors.JaxRuntimeError as e:
+        report(str(e))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "per_process"), [(1, 3), (3, 1)])
+@pytest.mark.parametrize(
+    ("field", "extra", "text"),
+    [(1, 100, "send_sizes[0]=101 are not within the"), (3, 1, "disagree|expects")],
+)
+def test_ragged_faults_reach_every_rank(
+    processes: int, per_process: int, field: int, extra: int, text: str
+) -> None:
+    script = RAGGED_FAULT.replace("FIELD", str(field)).replace("EXTRA", str(extra))
+    results = mp.run_processes(script, processes, per_process, timeout=100)
+    for result in results:
+        assert result.value is not None, result.stderr
+        # Where the rank only expects too much, another process may have got and given all before it hears.
+        done = field == 3 and result.rank != 1 % processes and result.value == "no error"
+        assert done or any(part in result.value for part in text.split("|")), result.value
 
 
 @pytest.mark.slow
