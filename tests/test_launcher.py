@@ -554,12 +554,21 @@ class TestWithJax:
 
     def test_starts_again_after_shutdown(self, launch, script):
         path = script("""
+            import pathlib, time
             import jax
+            from jax._src import distributed
+            rank = distributed.global_state.process_id
+            stopped = pathlib.Path(__file__).with_name("stopped")
             jax.distributed.shutdown()
+            # Rank 0 holds the coordination service: a rank that is early would find the old one, and be
+            # ended by JAX when that goes.
+            if rank == 0:
+                stopped.touch()
+            while not stopped.exists():
+                time.sleep(0.01)
             jax.distributed.initialize()
             print(jax.process_index())
-            # Rank 0 holds the coordination service, and must not leave while the other still needs it.
-            from jax._src import distributed
+            # Nor must it leave while the other still needs it.
             distributed.global_state.client.wait_at_barrier("end", 60_000)
         """)
         code, out, err = launch("-n", 2, path).finish()

@@ -78,8 +78,8 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   // otherwise. Cheap while nothing has happened.
   bool Collect(uint32_t local, bool last);
 
-  // Engine thread, or one that polls the engine. `index` is the low part of the token. `heavy`: this
-  // thread may run long reductions.
+  // Engine thread, or one that polls the engine. `index` is the low part of the token. `heavy`:
+  // this thread may run long reductions.
   void OnTransferDone(uint32_t index, bool heavy);
 
   // First failure wins; later ones are ignored. Completes every arrived rank with it, once that is
@@ -122,7 +122,7 @@ class Operation final : public std::enable_shared_from_this<Operation> {
     bool arrived = false, completed = false;
     bool stays = false;  // its thread waits to complete it (Collect)
     bool ready = false;  // completed, but for its `done`
-    uint64_t left = 0;  // items that name its buffers and are not finished
+    uint64_t left = 0;   // items that name its buffers and are not finished
   };
   // Things to do once the mutex is released.
   struct Work {

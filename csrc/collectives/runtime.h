@@ -124,7 +124,7 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   InstanceTable instances_;
   WorkerPool pool_;
 
-  mutable std::mutex mutex_;  // guards all below; see engine() for `engine_`
+  mutable std::mutex mutex_;         // guards all below; see engine() for `engine_`
   std::condition_variable look_;     // the watchdog has a reason to wake
   std::condition_variable drained_;  // by_id_ became empty; only Shutdown waits for it
   Config config_;
