@@ -185,7 +185,7 @@ void Operation::CollectReady(int64_t local, Work* work) {
   }
 }
 
-bool Operation::Arrive(uint32_t local, Call call, const ExecutionTable::Call& matched, bool stay) {
+void Operation::Arrive(uint32_t local, Call call, const ExecutionTable::Call& matched) {
   Work work;
   Status disagreement;
   {
@@ -200,12 +200,12 @@ bool Operation::Arrive(uint32_t local, Call call, const ExecutionTable::Call& ma
                             " joined this operation twice; launch multi-process programs from "
                             "one thread"),
           started_));
-      return false;
+      return;
     }
     l.call = std::move(call);
     l.matched = matched;
     l.arrived = true;
-    l.stays = true;  // until the end of this call, at least
+    l.arriving = true;
     ++arrived_;
     ++active_;
     if (ragged_ != nullptr) disagreement = PlaceRagged(local);
@@ -215,25 +215,19 @@ bool Operation::Arrive(uint32_t local, Call call, const ExecutionTable::Call& ma
   Perform(work);
   std::unique_lock lock(mutex_);
   FinishItems(lock, stages_done_ ? 0 : 1, /*heavy=*/true);
-  return !Collect(local, /*last=*/!stay) && stay;
+  LeaveArrive(local);
 }
 
-bool Operation::Collect(uint32_t local, bool last) {
-  // Relaxed: see ready_.
-  if (!last && ready_.load(std::memory_order_relaxed) == 0) return false;
+// The end of the rank's Arrive: completes it here if it can be, and leaves it to others otherwise.
+void Operation::LeaveArrive(uint32_t local) {
   std::unique_lock lock(mutex_);
   Local& l = locals_[local];
-  if (!l.ready) {
-    if (last) l.stays = false;
-    return false;
-  }
-  l.ready = false;
-  ready_.fetch_sub(1, std::memory_order_relaxed);
+  l.arriving = false;
+  if (!l.ready) return;
   Call call = std::exchange(l.call, {});
   const Status status = failed_ ? failure_ : Status::Ok();
   lock.unlock();
   call.done(status);
-  return true;
 }
 
 // Posts and copies; the caller counted itself into active_, and FinishItems counts it out.
@@ -373,7 +367,7 @@ void Operation::RunReductions(bool share) {
   }
 }
 
-void Operation::OnTransferDone(uint32_t index, bool heavy) {
+void Operation::OnTransferDone(uint32_t index) {
   std::unique_lock lock(mutex_);
   transfers_[index] = ItemState::kDone;
   if (failed_) return;
@@ -381,7 +375,7 @@ void Operation::OnTransferDone(uint32_t index, bool heavy) {
   uint32_t stage = 0;
   Touch(TransferAt(index, &is_send, &stage).slice, -1);
   ++active_;
-  FinishItems(lock, 1, heavy);
+  FinishItems(lock, 1, /*heavy=*/false);
 }
 
 void Operation::Fail(const Status& cause) {
@@ -405,10 +399,8 @@ void Operation::CompleteLocals(std::unique_lock<std::mutex>& lock) {
     l.completed = true;
     ++completed_;
     finished.push_back(l.matched);
-    if (l.stays) {
+    if (l.arriving) {
       l.ready = true;
-      // Relaxed: see ready_.
-      ready_.fetch_add(1, std::memory_order_relaxed);
       continue;
     }
     // Moved out: the buffers and the call site are not needed any more.

@@ -12,7 +12,6 @@
 // failure when no thread and no message can touch any buffer of the operation any more.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -71,16 +70,10 @@ class Operation final : public std::enable_shared_from_this<Operation> {
             std::shared_ptr<const Communicator> comm, const Call& first, uint64_t direct_max_bytes);
 
   // A local rank takes part. Does the copies that became possible, posts its messages, never waits.
-  // With `stay`, returns true when the rank is not complete yet: the caller is then the one who
-  // completes it, by Collect, and must call that until it returns true or leave with `last`.
-  bool Arrive(uint32_t local, Call call, const ExecutionTable::Call& matched, bool stay);
-  // For the thread that stays: completes the rank here if it can be. `last`: leaves it to others
-  // otherwise. Cheap while nothing has happened.
-  bool Collect(uint32_t local, bool last);
+  void Arrive(uint32_t local, Call call, const ExecutionTable::Call& matched);
 
-  // Engine thread, or one that polls the engine. `index` is the low part of the token. `heavy`:
-  // this thread may run long reductions.
-  void OnTransferDone(uint32_t index, bool heavy);
+  // Engine thread. `index` is the low part of the token.
+  void OnTransferDone(uint32_t index);
 
   // First failure wins; later ones are ignored. Completes every arrived rank with it, once that is
   // safe.
@@ -120,8 +113,10 @@ class Operation final : public std::enable_shared_from_this<Operation> {
     Call call;
     ExecutionTable::Call matched;
     bool arrived = false, completed = false;
-    bool stays = false;  // its thread waits to complete it (Collect)
-    bool ready = false;  // completed, but for its `done`
+    // Its Arrive runs still, and is the one to complete it: XLA attaches its continuation later.
+    // All other completions run XLA code and go to the pool.
+    bool arriving = false;
+    bool ready = false;  // completed by another thread meanwhile, but for its `done`
     uint64_t left = 0;   // items that name its buffers and are not finished
   };
   // Things to do once the mutex is released.
@@ -133,6 +128,7 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   const Stage& stage() const { return schedule_->stages[stage_]; }
   const Transfer& TransferAt(uint32_t index, bool* is_send, uint32_t* stage) const;
   std::byte* Address(const Slice& slice) const;
+  void LeaveArrive(uint32_t local);
   Status PlaceRagged(uint32_t local);
   void Touch(const Slice& slice, int64_t delta);
   bool Ready(const Slice& slice) const;
@@ -160,10 +156,6 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   uint64_t digest_ = 0;
   std::vector<uint32_t>
       transfer_base_;  // per stage: global index of its first send; receives follow
-
-  // Ranks that became ready for the thread that stays with them. Only a hint to look under the
-  // mutex, which orders the rest.
-  std::atomic<uint32_t> ready_{0};
 
   mutable std::mutex mutex_;  // guards all below
   std::vector<Local> locals_;

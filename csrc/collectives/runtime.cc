@@ -265,7 +265,7 @@ void Runtime::Submit(Call call) {
       AbortComm(at.comm->id, op.status(), /*announce=*/true);
     return Fail(call, op.status());
   }
-  op.value()->Arrive(at.local, std::move(call), matched, /*stay=*/false);
+  op.value()->Arrive(at.local, std::move(call), matched);
 }
 
 void Runtime::Reject(Call call, const Status& cause) {
@@ -403,7 +403,7 @@ void Runtime::OnMessage(ProcessId peer, const core::Event& event) {
     case core::EventKind::kRecvDone:
       if (event.status.ok()) {
         if (event.kind == core::EventKind::kRecvDone) CheckRuns(*op, peer, event.remote);
-        op->OnTransferDone(index, /*heavy=*/false);
+        op->OnTransferDone(index);
       } else {
         Status cause = event.status;
         cause.process = ToInt(peer);

@@ -158,7 +158,11 @@ class Simulator {
   }
   void CheckSlice(const Process& p, const Slice& s) {
     ASSERT_LT(s.kind == BufferKind::kScratch ? 0 : s.local, p.inputs.size());
-    ASSERT_GT(s.bytes, 0u);
+    // Only a barrier's messages are empty; they have no place in any buffer.
+    if (s.bytes == 0) {
+      ASSERT_EQ(s.kind, BufferKind::kScratch);
+      return;
+    }
     ASSERT_LE(s.offset + s.bytes, BufferOf(p, s).size());
   }
   static std::byte* At(const Process& p, const Slice& s) {
@@ -187,7 +191,11 @@ class Simulator {
     }
     for (const Copy& c : stage.copies) {
       p->items.push_back([p, &c] {
-        std::copy_n(At(*p, c.from), c.from.bytes, At(*p, c.to));
+        if (c.from.kind == BufferKind::kZero) {
+          std::fill_n(At(*p, c.to), c.to.bytes, std::byte{0});
+        } else {
+          std::copy_n(At(*p, c.from), c.from.bytes, At(*p, c.to));
+        }
         return true;
       });
     }
@@ -280,6 +288,73 @@ uint64_t CheckAllReduce(const std::vector<Member>& group, uint64_t count, uint64
   return sim.bytes_sent();
 }
 
+// What each rank's output must be, by the table of PlanRequest. `c` elements in a row.
+std::vector<Vector> Expected(const PlanRequest& request, const std::vector<Vector>& in, size_t c) {
+  const size_t n = in.size(), row = c * kElement;
+  const auto all_zero = Vector(row, std::byte{0});
+  std::vector<Vector> out(n);
+  for (size_t r = 0; r < n; ++r) {
+    switch (request.kind) {
+      case OpKind::kAllGather:
+        for (const Vector& v : in) out[r].insert(out[r].end(), v.begin(), v.end());
+        break;
+      case OpKind::kBroadcast:
+        out[r] = in[request.root];
+        break;
+      case OpKind::kPermute:
+        out[r] = all_zero;
+        for (size_t k = 0; k < request.permutation.size(); k += 2) {
+          if (request.permutation[k + 1] == static_cast<int64_t>(r))
+            out[r] = in[static_cast<size_t>(request.permutation[k])];
+        }
+        break;
+      case OpKind::kReduceScatter:
+        out[r].resize(row);
+        for (size_t i = 0; i < c; ++i) {
+          uint64_t value = ReadElement(&in[0][r * row + i * kElement]);
+          for (size_t m = 1; m < n; ++m)
+            value = Combine(value, ReadElement(&in[m][r * row + i * kElement]));
+          std::memcpy(&out[r][i * kElement], &value, kElement);
+        }
+        break;
+      default:
+        break;
+    }
+  }
+  return out;
+}
+
+// Runs the operation with `c` elements in a row on every rank; returns the bytes sent.
+uint64_t CheckOther(OpKind kind, const std::vector<Member>& group, size_t c, std::mt19937* random) {
+  const size_t n = group.size();
+  PlanRequest request;
+  request.kind = kind;
+  request.dtype = DType::kU64;
+  request.reduction = kind == OpKind::kReduceScatter ? ReduceOp::kSum : ReduceOp::kNone;
+  request.elements = kind == OpKind::kReduceScatter ? n * c : c;
+  request.root = static_cast<uint32_t>((*random)() % n);
+  if (kind == OpKind::kPermute) {
+    // A random part of a random permutation.
+    std::vector<int64_t> targets(n);
+    for (size_t i = 0; i < n; ++i) targets[i] = static_cast<int64_t>(i);
+    std::shuffle(targets.begin(), targets.end(), *random);
+    for (size_t i = 0; i < n; ++i) {
+      if ((*random)() % 4 == 0) continue;
+      request.permutation.push_back(static_cast<int64_t>(i));
+      request.permutation.push_back(targets[i]);
+    }
+  }
+  std::vector<Vector> in = RandomVectors(n, request.elements * kElement, random);
+  std::vector<Vector> want = Expected(request, in, c), out;
+  for (const Vector& v : want) out.emplace_back(v.size(), kPoison);
+  Simulator sim(group, &in, &out, [&](ProcessId p) { return MakeSchedule(request, group, p); });
+  sim.CheckShape();
+  if (testing::Test::HasFatalFailure()) return 0;
+  EXPECT_TRUE(sim.Run(random)) << "stuck";
+  for (size_t r = 0; r < n; ++r) EXPECT_TRUE(out[r] == want[r]) << "rank " << r;
+  return sim.bytes_sent();
+}
+
 std::string Text(const std::vector<Member>& group) {
   std::string s = "processes";
   for (const Member& m : group) s += " " + std::to_string(ToInt(m.process));
@@ -314,6 +389,67 @@ TEST(Schedule, AllReduce_AnyPlacementAnySize) {
           if (HasFailure()) return;
         }
       }
+    }
+  }
+}
+
+TEST(Schedule, OtherKinds_AnyPlacementAnySize) {
+  std::mt19937 random(15);
+  for (OpKind kind : {OpKind::kAllGather, OpKind::kReduceScatter, OpKind::kPermute,
+                      OpKind::kBroadcast, OpKind::kBarrier}) {
+    for (size_t n = 1; n <= 24; ++n) {
+      for (size_t processes = 1; processes <= 6; ++processes) {
+        const std::vector<Member> group = RandomGroup(n, processes, &random);
+        for (size_t c : {0, 1, 3}) {
+          SCOPED_TRACE(std::string(OpKindName(kind)) + " " + Text(group) + " row " +
+                       std::to_string(c));
+          CheckOther(kind, group, c, &random);
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(Schedule, OtherKinds_BytesSent) {
+  std::mt19937 random(16);
+  const uint64_t c = 6, s = c * kElement;
+  for (const auto& [processes, per] :
+       {std::pair<uint64_t, uint64_t>{1, 8}, {2, 4}, {4, 1}, {3, 2}}) {
+    const std::vector<Member> group = BlockGroup(processes, per);
+    const uint64_t n = processes * per, others = processes - 1;
+    SCOPED_TRACE(Text(group));
+    // Each input goes to each other process once.
+    EXPECT_EQ(CheckOther(OpKind::kAllGather, group, c, &random), n * others * s);
+    EXPECT_EQ(CheckOther(OpKind::kBroadcast, group, c, &random), others * s);
+    // Each rank sends a row to each rank elsewhere.
+    EXPECT_EQ(CheckOther(OpKind::kReduceScatter, group, c, &random), n * (n - per) * s);
+    EXPECT_EQ(CheckOther(OpKind::kBarrier, group, c, &random), 0u);
+  }
+}
+
+// A ragged exchange has one item for each pair of ranks; sizes come with the calls.
+TEST(Schedule, RaggedAllToAll_PairsEveryRankWithEveryOther) {
+  std::mt19937 random(17);
+  for (size_t n : {1u, 2u, 3u, 7u, 12u}) {
+    const std::vector<Member> group = RandomGroup(n, 3, &random);
+    PlanRequest request;
+    request.kind = OpKind::kRaggedAllToAll;
+    request.dtype = DType::kF32;
+    std::multiset<std::pair<uint32_t, uint32_t>> sent, received, copied;
+    std::set<ProcessId> processes;
+    for (const Member& m : group) processes.insert(m.process);
+    for (ProcessId p : processes) {
+      const Schedule s = MakeSchedule(request, group, p);
+      ASSERT_EQ(s.stages.size(), 1u);
+      for (const Transfer& t : s.stages[0].sends) sent.emplace(t.from, t.to);
+      for (const Transfer& t : s.stages[0].receives) received.emplace(t.from, t.to);
+      for (const Copy& c : s.stages[0].copies) copied.emplace(c.source, c.target);
+    }
+    EXPECT_EQ(sent, received);
+    EXPECT_EQ(sent.size() + copied.size(), n * n);
+    for (uint32_t a = 0; a < n; ++a) {
+      for (uint32_t b = 0; b < n; ++b) EXPECT_EQ(sent.count({a, b}) + copied.count({a, b}), 1u);
     }
   }
 }
