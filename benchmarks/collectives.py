@@ -1,161 +1,262 @@
-"""Latency and bandwidth of jax_uccl's collectives as ratios to the same program with jax.lax.
+"""jax_uccl's collectives beside those of JAX, mpi4jax and Open MPI: latency and bandwidth, in one run.
 
-    python benchmarks/collectives.py [--rounds 7] [--layouts 2x1,4x1,1x8] [--json out.json]
+    python benchmarks/collectives.py [--layouts 2x1,4x1,1x8] [--sizes 8,1K,1M,64M] [--dtypes f32,bf16]
+        [--operations psum,all_to_all] [--passes 3] [--json out.json] [--plot out.png]
 
-Each layout (processes x devices of each) is one job that runs both libraries in turn, round after round, so
-that they meet the same noise. A cell is the median over the rounds of the time per call, with the fastest and
-slowest round; the ratio is lax's median over ours (above 1: ours is faster). Calls are made one at a time from
-Python and include its dispatch, about 100 microseconds for several devices; `in program` repeats the operation in a
-scan inside one program and counts that.
+Peers of one layout (processes x devices of each):
+  uccl     jax_uccl
+  lax      jax.lax: gloo between processes, XLA's in-process collectives within one
+  jax-mpi  jax.lax on JAX's MPI implementation; needs mpirun and the MPIwrapper named by MPITRAMPOLINE_LIB
+  mpi4jax  needs mpirun and a Python with mpi4jax (--mpi4jax-python)
+  mpi      a C program on MPI itself, compiled here; needs mpicc and mpirun
+  memcpy   what copying the same bytes takes in each rank at the same time, warm: the floor
+
+uccl, lax and memcpy take turns within one job, round after round. A job can hold only one of the others, so all
+jobs are started in turn once a pass, and times of all passes count. Absent peers are named and skipped.
+
+The size is of a rank's operand, for all_gather of its result. A cell is the median time per call in microseconds;
+the ratio is the peer's median over ours (above 1: ours is faster). `one call` includes the dispatch from Python,
+`in program` is an iteration of a loop of dependent operations inside one program.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
 import pathlib
+import shutil
+import socket
 import statistics
+import subprocess
 import sys
-import time
+import tempfile
 from typing import Any
 
-OPERATIONS = ("psum", "all_to_all")
-SIZES = {"8 B": 8, "64 KB": 64 << 10, "16 MB": 16 << 20}
-SCAN_STEPS = 20  # of the `in program` figures, small sizes only
+HERE = pathlib.Path(__file__).parent
+OPERATIONS = ("psum", "all_gather", "psum_scatter", "all_to_all", "ppermute")
+PEERS = ("uccl", "lax", "jax-mpi", "mpi4jax", "mpi", "memcpy")
+UNITS = {"K": 1 << 10, "M": 1 << 20}
+JOB_SECONDS = 900
 
 
-def child(rounds: int, out: str) -> None:
-    """One process of one layout."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    from jax import lax
-    from jax.sharding import Mesh, NamedSharding
-    from jax.sharding import PartitionSpec as P
-
-    import jax_uccl
-
-    n = jax.device_count()
-    mesh = Mesh(np.array(jax.devices()), ("x",))
-    libraries = {"uccl": jax_uccl, "lax": lax}
-
-    def make(library: Any, op: str, in_program: bool, steps: int) -> Any:
-        def once(v: Any) -> Any:
-            if op == "psum":
-                # Keeps the values finite in the scan; fused with the copy that XLA makes anyway.
-                return library.psum(v, "x") * jnp.float32(1 / n)
-            return library.all_to_all(v, "x", 0, 0, tiled=True)
-
-        def f(v: Any) -> Any:
-            if not in_program:
-                return once(v)
-            return lax.scan(lambda c, _: (once(c), None), v, None, length=steps)[0]
-
-        mapped = jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
-        return jax.jit(mapped)
-
-    def calls_for(size: int) -> int:
-        return 60 if size < 1 << 20 else 3
-
-    results = []
-    for op in OPERATIONS:
-        for label, size in SIZES.items():
-            # `size` bytes on each rank; an all-to-all needs a row per rank.
-            elements = -(-size // 4 // n) * n
-            value = np.ones((n * elements,), np.float32)
-            arg = jax.make_array_from_callback(
-                value.shape, NamedSharding(mesh, P("x")), lambda i, value=value: value[i]
-            )
-            for in_program in (False, True) if size < 1 << 20 else (False,):
-                steps = SCAN_STEPS if in_program else 1
-                functions = {k: make(lib, op, in_program, steps) for k, lib in libraries.items()}
-                for f in functions.values():
-                    jax.block_until_ready(f(arg))
-                times: dict[str, list[float]] = {k: [] for k in functions}
-                calls = max(1, calls_for(size) // steps)
-                for r in range(rounds):
-                    order = list(functions) if r % 2 else list(functions)[::-1]
-                    for k in order:
-                        start = time.perf_counter()
-                        for _ in range(calls):
-                            jax.block_until_ready(functions[k](arg))
-                        times[k].append((time.perf_counter() - start) / calls / steps)
-                results.append(
-                    {
-                        "op": op,
-                        "size": label,
-                        "bytes": size,
-                        "in_program": in_program,
-                        "times_s": times,
-                    }
-                )
-    if jax.process_index() == 0:
-        pathlib.Path(out).write_text(json.dumps(results))
-    jax_uccl.shutdown()
-    if jax.process_count() > 1:
-        jax.distributed.shutdown()
+def parse_size(text: str) -> int:
+    """`64K` -> 65536."""
+    return int(text[:-1]) * UNITS[text[-1]] if text[-1] in UNITS else int(text)
 
 
-def run_layout(processes: int, per_process: int, rounds: int, scratch: pathlib.Path) -> list[dict]:
-    """Runs one layout and returns its rows."""
-    import subprocess
-
-    out = scratch / f"{processes}x{per_process}.json"
-    command = [sys.executable, "-m", "jax_uccl.launch", "-n", str(processes)]
-    command += ["--devices-per-process", str(per_process), "--timeout", "900"]
-    command += [__file__, "--child", "--rounds", str(rounds), "--json", str(out)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    rows = json.loads(out.read_text())
-    for row in rows:
-        row["processes"], row["devices_per_process"] = processes, per_process
-    return rows
+def show_size(size: int) -> str:
+    for unit in ("M", "K"):
+        if size % UNITS[unit] == 0:
+            return f"{size // UNITS[unit]} {unit}B"
+    return f"{size} B"
 
 
 def bus_factor(op: str, ranks: int) -> float:
-    """Bytes that must leave or enter a rank, per byte of its operand."""
+    """Bytes that must leave or enter a rank, per byte of the size."""
+    if op in ("ppermute", "memcpy"):
+        return 1.0
     return (2 if op == "psum" else 1) * (ranks - 1) / ranks
 
 
-def print_table(rows: list[dict]) -> None:
-    print(
-        f"{'layout':8} {'operation':11} {'size':6} {'how':11} {'ours':>22} {'lax':>22} {'lax/ours':>9}  bus GB/s"
+def why_absent(peer: str, options: argparse.Namespace, processes: int, per_process: int) -> str:
+    """Why `peer` cannot run with this layout; empty if it can."""
+    if peer not in ("jax-mpi", "mpi4jax", "mpi"):
+        return ""
+    if processes == 1 or per_process != 1:
+        return "needs one device in each of several processes"
+    if shutil.which("mpirun") is None:
+        return "no mpirun"
+    if peer == "mpi" and shutil.which("mpicc") is None:
+        return "no mpicc"
+    if peer == "jax-mpi" and not os.environ.get("MPITRAMPOLINE_LIB"):
+        return "MPITRAMPOLINE_LIB does not name an MPIwrapper"
+    if peer == "mpi4jax" and options.mpi4jax_python is None:
+        if importlib.util.find_spec("mpi4jax") is None:
+            return "no mpi4jax in this Python and no --mpi4jax-python"
+    return ""
+
+
+def jobs_of(peers: list[str]) -> list[list[str]]:
+    """The peers that share a job, job by job."""
+    together = [p for p in peers if p in ("uccl", "lax", "memcpy")]
+    return ([together] if together else []) + [[p] for p in peers if p not in together]
+
+
+def command_of(
+    job: list[str], processes: int, per_process: int, options: argparse.Namespace, scratch: Any
+) -> list[str]:
+    mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(processes)]
+    if os.geteuid() == 0:
+        mpirun.insert(1, "--allow-run-as-root")
+    if job == ["mpi"]:
+        return [*mpirun, str(scratch / "mpi")]
+    child = [str(HERE / "collectives_child.py"), ",".join(job)]
+    if job[0] in ("jax-mpi", "mpi4jax"):
+        python = sys.executable
+        if job == ["mpi4jax"] and options.mpi4jax_python:
+            python = options.mpi4jax_python
+        return [*mpirun, python, *child]
+    return [
+        *(sys.executable, "-m", "jax_uccl.launch", "-n", str(processes)),
+        *("--devices-per-process", str(per_process), "--timeout", str(JOB_SECONDS)),
+        *child,
+    ]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def run_job(job: list[str], command: list[str], plan: dict, scratch: pathlib.Path) -> list[dict]:
+    """Runs one job and returns its rows; raises if it failed."""
+    out = scratch / "rows.jsonl"
+    out.unlink(missing_ok=True)
+    text = json.dumps(plan)
+    if job == ["mpi"]:
+        command = [*command, str(out), str(plan["ranks"]), str(plan["rounds"])]
+        command.append(",".join(plan["operations"]))
+        command += [str(size) for size in plan["sizes"]]
+    else:
+        command = [*command, text, str(out)]
+    environment = os.environ.copy()
+    if job == ["jax-mpi"]:
+        environment["UCCL_BENCH_COORDINATOR"] = f"127.0.0.1:{free_port()}"
+    subprocess.run(
+        command, check=True, stdout=subprocess.DEVNULL, timeout=JOB_SECONDS + 60, env=environment
     )
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def run_layout(layout: str, options: argparse.Namespace, scratch: pathlib.Path) -> list[dict]:
+    """All peers of one layout, pass after pass; rows with the times of all passes."""
+    processes, per_process = (int(part) for part in layout.split("x"))
+    peers = []
+    for peer in options.peers.split(","):
+        reason = why_absent(peer, options, processes, per_process)
+        if reason:
+            print(f"{layout}: without {peer}: {reason}", file=sys.stderr)
+        else:
+            peers.append(peer)
+    if "mpi" in peers:
+        source = str(HERE / "collectives_mpi.c")
+        subprocess.run(["mpicc", "-O2", source, "-o", str(scratch / "mpi")], check=True)
+    plan = {
+        "ranks": processes * per_process,
+        "rounds": options.rounds,
+        "operations": options.operations.split(","),
+        "sizes": [parse_size(size) for size in options.sizes.split(",")],
+        "dtypes": options.dtypes.split(","),
+        "steps": options.steps,
+    }
+    merged: dict[tuple, dict] = {}
+    for turn in range(options.passes):
+        jobs = jobs_of(peers)
+        for job in jobs if turn % 2 == 0 else jobs[::-1]:
+            print(f"{layout}: pass {turn + 1}: {', '.join(job)}", file=sys.stderr, flush=True)
+            command = command_of(job, processes, per_process, options, scratch)
+            for row in run_job(job, command, plan, scratch):
+                key = tuple(row[k] for k in ("peer", "op", "dtype", "bytes", "in_program"))
+                if key in merged:
+                    merged[key]["times_s"] += row["times_s"]
+                else:
+                    merged[key] = row | {"processes": processes, "devices_per_process": per_process}
+    return list(merged.values())
+
+
+def print_table(rows: list[dict]) -> None:
+    """One line for each operation, size, dtype and way of calling; a column for each peer."""
+    cells: dict[tuple, dict[str, float]] = {}
     for row in rows:
-        ranks = row["processes"] * row["devices_per_process"]
-        cells, medians = [], {}
-        for library in ("uccl", "lax"):
-            times = [t * 1e6 for t in row["times_s"][library]]
-            medians[library] = statistics.median(times)
-            cells.append(f"{medians[library]:.0f} ({min(times):.0f}-{max(times):.0f})")
-        speed = row["bytes"] * bus_factor(row["op"], ranks) / medians["uccl"] / 1e3
-        print(
-            f"{row['processes']}x{row['devices_per_process']:<6} {row['op']:11} {row['size']:6} "
-            f"{'in program' if row['in_program'] else 'one call':11} {cells[0]:>22} {cells[1]:>22} "
-            f"{medians['lax'] / medians['uccl']:9.2f}  {speed:.2f}"
-        )
+        key = (row["processes"], row["devices_per_process"], row["op"], row["dtype"])
+        key += (row["bytes"], row["in_program"])
+        cells.setdefault(key, {})[row["peer"]] = statistics.median(row["times_s"]) * 1e6
+    present = [p for p in PEERS if any(row["peer"] == p for row in rows)]
+    print("microseconds per call, medians; (peer / ours)")
+    head = "".join(f"{peer:>20}" for peer in present if peer != "memcpy")
+    print(
+        f"{'layout':7}{'operation':13}{'dtype':6}{'size':>7}  {'how':11}{head}{'memcpy':>10} GB/s of ours"
+    )
+    for (processes, each, op, dtype, size, in_program), medians in cells.items():
+        if op == "memcpy":
+            continue
+        ours = medians.get("uccl")
+        line = f"{processes}x{each:<5}{op:13}{dtype:6}{show_size(size):>7}  "
+        line += f"{'in program' if in_program else 'one call':11}"
+        for peer in present:
+            if peer == "memcpy":
+                continue
+            cell = f"{medians[peer]:.1f}" if peer in medians else "-"
+            if peer in medians and peer != "uccl" and ours:
+                cell += f" ({medians[peer] / ours:.2f})"
+            line += f"{cell:>20}"
+        copy = cells.get((processes, each, "memcpy", "bytes", size, False), {}).get("memcpy")
+        line += f"{copy:10.1f}" if copy is not None else f"{'-':>10}"
+        if ours:
+            line += f" {size * bus_factor(op, processes * each) / ours / 1e3:.2f}"
+        print(line)
+
+
+def plot(rows: list[dict], path: str) -> None:
+    """Time over size, single calls, f32: a panel for each layout and operation."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [r for r in rows if not r["in_program"] and r["dtype"] == "f32"]
+    layouts = list(dict.fromkeys((r["processes"], r["devices_per_process"]) for r in rows))
+    operations = list(dict.fromkeys(r["op"] for r in rows))
+    size = (3.2 * len(operations), 2.8 * len(layouts))
+    figure, panels = pyplot.subplots(len(layouts), len(operations), figsize=size, squeeze=False)
+    for line, layout in zip(panels, layouts, strict=True):
+        for panel, op in zip(line, operations, strict=True):
+            for peer in PEERS:
+                points = sorted(
+                    (r["bytes"], statistics.median(r["times_s"]) * 1e6)
+                    for r in rows
+                    if (r["processes"], r["devices_per_process"]) == layout
+                    and (r["op"], r["peer"]) == (op, peer)
+                )
+                if points:
+                    panel.loglog(*zip(*points, strict=True), marker=".", label=peer)
+            panel.set_title(f"{op}, {layout[0]}x{layout[1]}", fontsize=9)
+            panel.set_xlabel("bytes")
+            panel.set_ylabel("us")
+            panel.legend(fontsize=6)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--layouts", default="2x1,4x1,1x8", help="processes x devices of each")
+    parser.add_argument("--sizes", default="8,1K,64K,1M,16M", help="bytes; K and M are binary")
+    parser.add_argument("--dtypes", default="f32", help="of f32, bf16; MPI runs f32 only")
+    parser.add_argument("--operations", default=",".join(OPERATIONS))
+    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--passes", type=int, default=2, help="how often each job is started")
+    parser.add_argument("--rounds", type=int, default=7, help="measurements in each job")
+    parser.add_argument("--steps", type=int, default=100, help="operations of `in program`")
+    parser.add_argument("--mpi4jax-python", default=None, help="an interpreter that has mpi4jax")
     parser.add_argument("--json", default=None, help="where to write all times")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--plot", default=None, help="where to write a plot")
     options = parser.parse_args()
-    if options.child:
-        return child(options.rounds, options.json)
-    import tempfile
-
+    for given, known in ((options.operations, OPERATIONS), (options.peers, PEERS)):
+        if unknown := set(given.split(",")) - set(known):
+            parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(known)}")
     rows: list[dict] = []
     with tempfile.TemporaryDirectory() as scratch:
         for layout in options.layouts.split(","):
-            processes, per_process = (int(part) for part in layout.split("x"))
-            print(f"running {layout} ...", file=sys.stderr, flush=True)
-            rows += run_layout(processes, per_process, options.rounds, pathlib.Path(scratch))
-    print("microseconds per call: median (fastest-slowest round)")
+            rows += run_layout(layout, options, pathlib.Path(scratch))
     print_table(rows)
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(rows, indent=1))
+    if options.plot:
+        plot(rows, options.plot)
 
 
 if __name__ == "__main__":
