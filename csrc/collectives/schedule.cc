@@ -282,7 +282,8 @@ Schedule RaggedSchedule(const std::vector<Member>& group, ProcessId self) {
   return schedule;
 }
 
-// An empty message from every process to every other one.
+// An empty message from every process to every other one, once all ranks of the process are here:
+// the messages name no rank's buffer, so in the first stage they would leave with the first rank.
 Schedule BarrierSchedule(const std::vector<Member>& group, ProcessId self) {
   const View view(group, self);
   const uint32_t first = view.processes[view.self_process];
@@ -293,6 +294,7 @@ Schedule BarrierSchedule(const std::vector<Member>& group, ProcessId self) {
     stage.receives.push_back({group[other].process, other, first, Scratch(0, 0)});
   }
   Schedule schedule;
+  schedule.stages.emplace_back();
   schedule.stages.push_back(std::move(stage));
   return schedule;
 }

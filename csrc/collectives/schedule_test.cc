@@ -428,6 +428,17 @@ TEST(Schedule, OtherKinds_BytesSent) {
   }
 }
 
+// Messages of the first stage may leave when one of the process's ranks is here.
+TEST(Schedule, Barrier_SendsNothingBeforeAllLocalRanksAreHere) {
+  const std::vector<Member> group = BlockGroup(3, 2);
+  PlanRequest request;
+  request.kind = OpKind::kBarrier;
+  const Schedule s = MakeSchedule(request, group, ProcessId{1});
+  ASSERT_EQ(s.stages.size(), 2u);
+  EXPECT_TRUE(s.stages[0].sends.empty());
+  EXPECT_EQ(s.stages[1].sends.size(), 2u);
+}
+
 // A ragged exchange has one item for each pair of ranks; sizes come with the calls.
 TEST(Schedule, RaggedAllToAll_PairsEveryRankWithEveryOther) {
   std::mt19937 random(17);
