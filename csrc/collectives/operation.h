@@ -116,7 +116,7 @@ class Operation final : public std::enable_shared_from_this<Operation> {
     // Its Arrive runs still, and is the one to complete it: XLA attaches its continuation later.
     // All other completions run XLA code and go to the pool.
     bool arriving = false;
-    bool ready = false;  // completed by another thread meanwhile, but for its `done`
+    bool ready = false;  // completed meanwhile, but for its `done`
     uint64_t left = 0;   // items that name its buffers and are not finished
   };
   // Things to do once the mutex is released.

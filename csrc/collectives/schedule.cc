@@ -54,13 +54,8 @@ Reduction ReduceRange(const View& view, uint64_t offset, uint64_t bytes, Schedul
   return reduction;
 }
 
-// Payload `bytes` per rank, a multiple of the group size: chunk r of a member's input goes to
-// member r.
-Schedule AllToAllSchedule(const std::vector<Member>& group, ProcessId self, uint64_t bytes) {
-  const View view(group, self);
-  const uint64_t chunk = bytes / group.size();
-  Schedule schedule;
-  if (chunk == 0) return schedule;
+// Every pair of ranks: chunk r of a member's input goes to member r.
+Stage PairwiseStage(const View& view, const std::vector<Member>& group, uint64_t chunk) {
   Stage stage;
   for (uint32_t i = 0; i < view.num_locals(); ++i) {
     const uint32_t me = view.locals[i];
@@ -69,7 +64,8 @@ Schedule AllToAllSchedule(const std::vector<Member>& group, ProcessId self, uint
       const auto other = static_cast<uint32_t>((me + step) % group.size());
       if (view.local_of[other] >= 0) {
         const auto j = static_cast<uint32_t>(view.local_of[other]);
-        stage.copies.push_back({Input(i, other * chunk, chunk), Output(j, me * chunk, chunk)});
+        stage.copies.push_back(
+            {Input(i, other * chunk, chunk), Output(j, me * chunk, chunk), me, other});
         continue;
       }
       const ProcessId peer = group[other].process;
@@ -77,7 +73,16 @@ Schedule AllToAllSchedule(const std::vector<Member>& group, ProcessId self, uint
       stage.receives.push_back({peer, other, me, Output(i, other * chunk, chunk)});
     }
   }
-  schedule.stages.push_back(std::move(stage));
+  return stage;
+}
+
+// Payload `bytes` per rank, a multiple of the group size: chunk r of a member's input goes to
+// member r.
+Schedule AllToAllSchedule(const std::vector<Member>& group, ProcessId self, uint64_t bytes) {
+  const View view(group, self);
+  const uint64_t chunk = bytes / group.size();
+  Schedule schedule;
+  if (chunk > 0) schedule.stages.push_back(PairwiseStage(view, group, chunk));
   return schedule;
 }
 
@@ -262,23 +267,8 @@ Schedule BroadcastSchedule(const std::vector<Member>& group, ProcessId self, uin
 
 // One item for every pair, without offsets and sizes yet.
 Schedule RaggedSchedule(const std::vector<Member>& group, ProcessId self) {
-  const View view(group, self);
-  Stage stage;
-  for (uint32_t i = 0; i < view.num_locals(); ++i) {
-    const uint32_t me = view.locals[i];
-    for (uint32_t step = 0; step < group.size(); ++step) {
-      const auto other = static_cast<uint32_t>((me + step) % group.size());
-      if (view.local_of[other] >= 0) {
-        const auto j = static_cast<uint32_t>(view.local_of[other]);
-        stage.copies.push_back({Input(i, 0, 0), Output(j, 0, 0), me, other});
-        continue;
-      }
-      stage.sends.push_back({group[other].process, me, other, Input(i, 0, 0)});
-      stage.receives.push_back({group[other].process, other, me, Output(i, 0, 0)});
-    }
-  }
   Schedule schedule;
-  schedule.stages.push_back(std::move(stage));
+  schedule.stages.push_back(PairwiseStage(View(group, self), group, 0));
   return schedule;
 }
 

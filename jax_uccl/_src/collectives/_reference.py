@@ -116,6 +116,17 @@ def psum_scatter(
     )
 
 
+def _index_in_group(axis_name: Any, axis_index_groups: AxisIndexGroups) -> Any:
+    """This member's place in its group; its axis index without groups."""
+    index = lax.axis_index(axis_name)
+    if not axis_index_groups:
+        return index
+    place = jnp.zeros(lax.axis_size(axis_name), jnp.int32)
+    for group in axis_index_groups:
+        place = place.at[jnp.array(group)].set(jnp.arange(len(group)))
+    return place[index]
+
+
 def reduce_scatter(
     x: Any,
     axis_name: Any,
@@ -131,13 +142,8 @@ def reduce_scatter(
         leaf = jnp.asarray(leaf)
         total = all_reduce(leaf, axis_name, op=op, axis_index_groups=axis_index_groups)
         names = tuple(axis_name) if isinstance(axis_name, list | tuple) else (axis_name,)
-        index = lax.axis_index(names)
         size = len(axis_index_groups[0]) if axis_index_groups else lax.axis_size(names)
-        if axis_index_groups:
-            place = jnp.zeros(lax.axis_size(names), jnp.int32)
-            for group in axis_index_groups:
-                place = place.at[jnp.array(group)].set(jnp.arange(size))
-            index = place[index]
+        index = _index_in_group(names, axis_index_groups)
         part = total.shape[scatter_dimension] // size
         out = lax.dynamic_slice_in_dim(total, index * part, part, scatter_dimension)
         return out if tiled else lax.squeeze(out, (scatter_dimension % leaf.ndim,))
@@ -177,13 +183,7 @@ def ragged_all_to_all(
     del recv_sizes
     gather = partial(lax.all_gather, axis_name=axis_name, axis_index_groups=axis_index_groups)
     rows, starts, sizes, lands = map(gather, (operand, input_offsets, send_sizes, output_offsets))
-    me = lax.axis_index(axis_name)
-    if axis_index_groups:
-        size = lax.axis_size(axis_name)
-        place = jnp.zeros(size, jnp.int32)
-        for group in axis_index_groups:
-            place = place.at[jnp.array(group)].set(jnp.arange(len(group)))
-        me = place[me]
+    me = _index_in_group(axis_name, axis_index_groups)
     index = jnp.arange(output.shape[0])
     for source in range(rows.shape[0]):
         start, size, land = (v[source][me] for v in (starts, sizes, lands))

@@ -176,7 +176,7 @@ def _batch(
     define.no_groups_under_vmap(axis_index_groups, "all_gather", axis_data.name)
     # [own, ...]: the vmapped axis is gathered already; other mesh axes gather in front of it.
     n = axis_data.size
-    x = jnp.broadcast_to(x[None], (n, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+    x = define.to_front(x, d, n)
     major, minor = axes.split_at(axis_name, axis_data.name)
     if major or minor:
         big, small = axes.axis_size(major), axes.axis_size(minor)

@@ -19,12 +19,13 @@ from jax import lax
 
 from jax_uccl._src import axes, lowering
 from jax_uccl._src import jax_compat as compat
+from jax_uccl._src.collectives import define
 from jax_uccl._src.collectives.vary import cast_to_varying, vary, vary_p
 from jax_uccl._src.errors import UcclValueError, UnsupportedError
 from jax_uccl._src.explicit import run_on_local_shards
-from jax_uccl._src.ordering import comm_effect, is_strict
+from jax_uccl._src.ordering import is_strict
 
-_OPS = ("sum", "mean", "max", "min", "prod", "and", "or")
+OPS = ("sum", "mean", "max", "min", "prod", "and", "or")
 
 
 def psum(
@@ -197,8 +198,8 @@ def all_reduce(
       >>> int(y[0])
       1
     """
-    if op not in _OPS:
-        raise UcclValueError(f"all_reduce: op={op!r} is not one of {', '.join(_OPS)}")
+    if op not in OPS:
+        raise UcclValueError(f"all_reduce: op={op!r} is not one of {', '.join(OPS)}")
     if op != "mean":
         return _reduce_tree(x, axis_name, op, axis_index_groups, "all_reduce")
     return _mean_tree(x, axis_name, axis_index_groups, "all_reduce")
@@ -207,10 +208,10 @@ def all_reduce(
 def _mean_tree(x: Any, axis_name: Any, axis_index_groups: Any, api: str) -> Any:
     total = _reduce_tree(x, axis_name, "sum", axis_index_groups, api)
     ones = _reduce_tree(1, axis_name, "sum", axis_index_groups, api)
-    return jax.tree.map(lambda leaf: _to_inexact(leaf) / ones, total)
+    return jax.tree.map(lambda leaf: to_inexact(leaf) / ones, total)
 
 
-def _to_inexact(x: Any) -> Any:
+def to_inexact(x: Any) -> Any:
     """Integers as the float dtype that division gives; a narrow one could not hold the divisor."""
     x = jnp.asarray(x)
     integral = jnp.issubdtype(x.dtype, np.integer)
@@ -378,14 +379,8 @@ def _abstract_eval(
         out = compat.with_varying_axes(aval, compat.varying_axes(aval) - set(axis_name))
     else:
         out = aval
-    effects = compat.named_axis_effects(axis_name) | ({comm_effect} if ordered else set())
+    effects = define.effects(axis_name, ordered)
     return out.update(weak_type=False) if not invariant else out, effects
-
-
-def _impl(*args: Any, **params: Any) -> Any:
-    raise RuntimeError(
-        "jax_uccl.all_reduce runs inside jax.shard_map or jax.vmap over a named axis"
-    )
 
 
 def _lower(
@@ -481,12 +476,7 @@ def _no_derivative(primals: Any, tangents: Any, *, op: str, **params: Any) -> An
 
 
 for _p in (sum_p, reduce_p):
-    _p.def_effectful_abstract_eval(_abstract_eval)
-    _p.def_impl(_impl)
-    compat.mlir.register_lowering(_p, lowering.no_handler("all_reduce"))
-    # Not cacheable: a cached rule would emit one call site, with one ordinal, for several equations.
-    compat.mlir.register_lowering(_p, _lower, platform="cpu", cacheable=False)
-    compat.define_batching(_p, partial(_batch, _p))
+    define.register(_p, "all_reduce", abstract_eval=_abstract_eval, lower=_lower, batch=_batch)
 compat.ad.deflinear2(sum_p, _sum_transpose)
 compat.ad.deflinear2(vary_p, _vary_transpose)
 compat.ad.primitive_jvps[reduce_p] = _no_derivative

@@ -16,9 +16,10 @@ from jax import lax
 
 from jax_uccl._src import axes, lowering
 from jax_uccl._src import jax_compat as compat
+from jax_uccl._src.collectives import define
 from jax_uccl._src.collectives.vary import vary
 from jax_uccl._src.explicit import run_on_local_shards
-from jax_uccl._src.ordering import comm_effect, is_strict
+from jax_uccl._src.ordering import is_strict
 
 
 def all_to_all(
@@ -125,26 +126,14 @@ def _abstract_eval(
     axis_index_groups: axes.AxisGroups | None,
     ordered: bool,
 ) -> Any:
-    axes.check_bound(axis_name, "all_to_all")
-    compat.check_unreduced(aval, axis_name, "all_to_all")
-    axes.require_varying(aval, axis_name, "all_to_all")
+    define.check_operand(aval, axis_name, "all_to_all")
     size = axes.group_size(axis_name, axis_index_groups)
     shape = list(aval.shape)
     if shape[split_axis] % size:
         raise ValueError(f"all_to_all cannot split axis {split_axis} of {aval.shape} {size} ways")
     shape[split_axis] //= size
     shape[concat_axis] *= size
-    effects = compat.named_axis_effects(axis_name)
-    return aval.update(shape=tuple(shape), weak_type=False), effects | (
-        {comm_effect} if ordered else set()
-    )
-
-
-def _impl(*args: Any, **params: Any) -> Any:
-    # abstract_eval has raised for unbound names; nothing else evaluates the primitive op by op.
-    raise RuntimeError(
-        "jax_uccl.all_to_all runs inside jax.shard_map or jax.vmap over a named axis"
-    )
+    return aval.update(shape=tuple(shape), weak_type=False), define.effects(axis_name, ordered)
 
 
 def _lower(
@@ -183,6 +172,7 @@ def _lower(
 
 
 def _batch(
+    primitive: Any,
     axis_data: Any,
     values: Any,
     dims: Any,
@@ -201,21 +191,17 @@ def _batch(
                 split_axis + (d <= split_axis),
                 concat_axis + (d <= concat_axis),
             )
-        out = all_to_all_p.bind(
+        out = primitive.bind(
             x, axis_name=axis_name, split_axis=split_axis, concat_axis=concat_axis, **rest
         )
         return out, d
-    if axis_index_groups is not None:
-        raise NotImplementedError(
-            "axis_index_groups not supported in all_to_all under vmap over the named axis "
-            f"{axis_data.name!r}"
-        )
+    define.no_groups_under_vmap(axis_index_groups, "all_to_all", axis_data.name)
 
     # The vmap is one of the axes: that share of the exchange is a transpose of local data. The split axis
     # is [major, n, minor, part]; the member axes go to the front, other mesh axes exchange there, and the
     # source axes land before concat_axis, major first.
     n = axis_data.size
-    x = jnp.broadcast_to(x[None], (n, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+    x = define.to_front(x, d, n)
     major, minor = axes.split_at(axis_name, axis_data.name)
     big, small = axes.axis_size(major), axes.axis_size(minor)
     shape = list(x.shape)
@@ -226,7 +212,7 @@ def _batch(
     x = jnp.moveaxis(x, (s, s + 2, 0, s + 1), (0, 1, 2, 3))
     if major or minor:
         folded = x.reshape((big * small, *x.shape[2:]))
-        folded = all_to_all_p.bind(
+        folded = primitive.bind(
             folded, axis_name=major + minor, split_axis=0, concat_axis=0, **rest
         )
         x = folded.reshape(x.shape)
@@ -259,10 +245,7 @@ def _transpose(
     return (out,)
 
 
-all_to_all_p.def_effectful_abstract_eval(_abstract_eval)
-all_to_all_p.def_impl(_impl)
-compat.mlir.register_lowering(all_to_all_p, lowering.no_handler("all_to_all"))
-# Not cacheable: a cached rule would emit one call site, with one ordinal, for several equations.
-compat.mlir.register_lowering(all_to_all_p, _lower, platform="cpu", cacheable=False)
-compat.define_batching(all_to_all_p, _batch)
+define.register(
+    all_to_all_p, "all_to_all", abstract_eval=_abstract_eval, lower=_lower, batch=_batch
+)
 compat.ad.deflinear2(all_to_all_p, _transpose)

@@ -23,8 +23,8 @@ def barrier(x: Any, axis_name: Any) -> Any:
     Only the result is held back: use it, or what follows may run before.
 
     Args:
-      x: array or pytree of arrays of any dtype; with no array in it, the members still meet, but nothing
-        waits for them.
+      x: array or pytree of arrays of any dtype; with no array in it there is nothing to hold back, and
+        nothing happens.
       axis_name: a mesh axis, or a tuple of mesh axes.
 
     Returns:

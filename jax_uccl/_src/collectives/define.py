@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import jax.numpy as jnp
+
 from jax_uccl._src import axes, lowering
 from jax_uccl._src import jax_compat as compat
 from jax_uccl._src.ordering import comm_effect
@@ -45,6 +47,11 @@ def check_operand(aval: Any, names: Sequence[Any], api: str) -> None:
 def effects(names: Sequence[Any], ordered: bool) -> set[Any]:
     """The effects of an operation over `names`."""
     return compat.named_axis_effects(names) | ({comm_effect} if ordered else set())
+
+
+def to_front(x: Any, dim: int | None, size: int) -> Any:
+    """A vmapped operand with its `size` elements along axis 0; repeated where it is not mapped."""
+    return jnp.broadcast_to(x[None], (size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
 
 
 def no_groups_under_vmap(groups: axes.AxisGroups | None, api: str, name: Any) -> None:

@@ -221,7 +221,7 @@ def _batch_permute(
             "the axes, or permute over them one at a time"
         )
     n = axis_data.size
-    x = jnp.broadcast_to(x[None], (n, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+    x = define.to_front(x, d, n)
     source, is_target = np.zeros(n, np.int32), np.zeros(n, np.bool_)
     for s, t in perm:
         source[t], is_target[t] = s, True

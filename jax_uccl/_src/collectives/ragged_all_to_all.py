@@ -197,9 +197,6 @@ def _batch(
     n = axis_data.size
     params = dict(axis_name=axis_name, axis_index_groups=axis_index_groups, ordered=ordered)
 
-    def to_front(v: Any, d: Any) -> Any:
-        return jnp.broadcast_to(v[None], (n, *v.shape)) if d is None else jnp.moveaxis(v, d, 0)
-
     if axis_data.name in axis_name:
         define.no_groups_under_vmap(axis_index_groups, "ragged_all_to_all", axis_data.name)
         if len(axis_name) > 1:
@@ -207,13 +204,15 @@ def _batch(
                 f"ragged_all_to_all over {axis_name} under vmap over {axis_data.name!r} alone; vmap "
                 "over all of the axes, or exchange over them one at a time"
             )
-        return exchange_local(*map(to_front, values, dims)), 0
+        rows = [define.to_front(v, d, n) for v, d in zip(values, dims, strict=True)]
+        return exchange_local(*rows), 0
     if any(d is not None for d in dims[2:]):
-        rows = [to_front(v, d) for v, d in zip(values, dims, strict=True)]
+        rows = [define.to_front(v, d, n) for v, d in zip(values, dims, strict=True)]
         return jnp.stack([primitive.bind(*(r[b] for r in rows), **params) for b in range(n)]), 0
     # The batch becomes a part of each row.
     operand, output = (
-        jnp.moveaxis(to_front(v, d), 0, 1) for v, d in zip(values[:2], dims[:2], strict=True)
+        jnp.moveaxis(define.to_front(v, d, n), 0, 1)
+        for v, d in zip(values[:2], dims[:2], strict=True)
     )
     return primitive.bind(operand, output, *values[2:], **params), 1
 

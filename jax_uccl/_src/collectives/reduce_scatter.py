@@ -18,13 +18,11 @@ from jax_uccl._src import axes, lowering
 from jax_uccl._src import jax_compat as compat
 from jax_uccl._src.collectives import define
 from jax_uccl._src.collectives.all_gather import all_gather_p
-from jax_uccl._src.collectives.all_reduce import check_dtype, reduce_local
+from jax_uccl._src.collectives.all_reduce import OPS, check_dtype, reduce_local, to_inexact
 from jax_uccl._src.collectives.vary import cast_to_varying, vary
 from jax_uccl._src.errors import UcclValueError
 from jax_uccl._src.explicit import run_on_local_shards
 from jax_uccl._src.ordering import is_strict
-
-_OPS = ("sum", "mean", "max", "min", "prod", "and", "or")
 
 
 def psum_scatter(
@@ -116,21 +114,15 @@ def reduce_scatter(
       >>> [int(v) for v in y]
       [2, 3]
     """
-    if op not in _OPS:
-        raise UcclValueError(f"reduce_scatter: op={op!r} is not one of {', '.join(_OPS)}")
+    if op not in OPS:
+        raise UcclValueError(f"reduce_scatter: op={op!r} is not one of {', '.join(OPS)}")
     args = (scatter_dimension, axis_index_groups, tiled, "reduce_scatter")
     if op != "mean":
         return _scatter_tree(x, axis_name, op, *args)
     names = axes.as_names(axis_name)
     total = _scatter_tree(x, axis_name, "sum", *args)
     count = axes.group_size(names, axes.as_groups(axis_index_groups, names))
-
-    def divide(leaf: Any) -> Any:
-        if jnp.issubdtype(leaf.dtype, np.integer):
-            leaf = leaf.astype(jnp.result_type(leaf.dtype, float))
-        return leaf / count
-
-    return jax.tree.map(divide, total)
+    return jax.tree.map(lambda leaf: to_inexact(leaf) / count, total)
 
 
 def _scatter_tree(
@@ -249,7 +241,7 @@ def _batch(
     # [own, ..., (major, n, minor, part), ...]: reduce over the vmapped axis here, then each of its members
     # scatters over the others.
     n = axis_data.size
-    x = jnp.broadcast_to(x[None], (n, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+    x = define.to_front(x, d, n)
     x = reduce_local(x, op, (0,))
     major, minor = axes.split_at(axis_name, axis_data.name)
     big, small = axes.axis_size(major), axes.axis_size(minor)
