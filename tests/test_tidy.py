@@ -19,9 +19,10 @@ ARROWS: dict[str, set[str]] = {
     "csrc/wire": {"csrc/base"},
     "csrc/core": {"csrc/base", "csrc/wire"},
     "csrc/nic": {"csrc/base"},
-    "csrc/engine": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic"},
-    "csrc/collectives": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine"},
-    "csrc/sim": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine"},
+    "csrc/shm": {"csrc/base", "csrc/core"},
+    "csrc/engine": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm"},
+    "csrc/collectives": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm", "csrc/engine"},
+    "csrc/sim": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm", "csrc/engine"},
     "xla_ffi": {
         "csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine", "csrc/collectives",
         "csrc/sim",

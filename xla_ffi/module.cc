@@ -270,6 +270,23 @@ nb::dict NicDict(const nic::NicStats& nic) {
   return d;
 }
 
+nb::dict SharedDict(const shm::LinkStats& link) {
+  nb::dict d;
+#define UCCL_FIELD(name) d[#name] = link.name
+  UCCL_FIELD(messages_sent);
+  UCCL_FIELD(messages_received);
+  UCCL_FIELD(bytes_sent);
+  UCCL_FIELD(bytes_received);
+  UCCL_FIELD(fetched_bytes);
+  UCCL_FIELD(fragment_bytes);
+  UCCL_FIELD(ring_full);
+  UCCL_FIELD(unexpected_messages);
+  UCCL_FIELD(kept_bytes);
+  UCCL_FIELD(one_copy);
+#undef UCCL_FIELD
+  return d;
+}
+
 nb::dict Stats() {
   coll::RuntimeStats stats;
   {
@@ -286,6 +303,9 @@ nb::dict Stats() {
   engine["nic"] = NicDict(stats.engine.nic);
   nb::dict peers;
   for (const auto& [process, peer] : stats.engine.peers) peers[nb::int_(process)] = PeerDict(peer);
+  nb::dict shared;
+  for (const auto& [process, link] : stats.engine.shared)
+    shared[nb::int_(process)] = SharedDict(link);
   nb::dict d;
   d["operations_started"] = stats.operations_started;
   d["operations_failed"] = stats.operations_failed;
@@ -293,6 +313,8 @@ nb::dict Stats() {
   d["worker_threads"] = stats.worker_threads;
   d["engine"] = engine;
   d["peers"] = peers;
+  d["shared_memory"] = shared;
+  d["not_shared_because"] = stats.engine.not_shared_because;
   return d;
 }
 

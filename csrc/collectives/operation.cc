@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -24,6 +26,9 @@ constexpr uint64_t kReduceShardBytes = 256 << 10;
 bool OfLocal(const Slice& slice) {
   return slice.kind == BufferKind::kInput || slice.kind == BufferKind::kOutput;
 }
+
+// The operation for which this thread stays in its Arrive.
+thread_local const Operation* staying_for = nullptr;
 
 uint64_t ReduceShards(uint64_t bytes) {
   // Asked once: it reads a file.
@@ -77,8 +82,8 @@ Operation::Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_
     }
   }
   transfers_.assign(total, ItemState::kIdle);
-  // Left uninitialised: every byte that is read was received first.
-  if (schedule_->scratch_bytes > 0) scratch_.reset(new std::byte[schedule_->scratch_bytes]);
+  // Its contents are left as they are: every byte that is read was received first.
+  if (schedule_->scratch_bytes > 0) scratch_ = host->scratch().Take(schedule_->scratch_bytes);
   stages_done_ = schedule_->stages.empty();
   if (!stages_done_) {
     stage_left_ =
@@ -110,7 +115,7 @@ std::byte* Operation::Address(const Slice& slice) const {
     case BufferKind::kZero:
       break;
   }
-  return scratch_.get() + slice.offset;
+  return scratch_.data() + slice.offset;
 }
 
 const Transfer& Operation::TransferAt(uint32_t index, bool* is_send, uint32_t* stage) const {
@@ -185,9 +190,11 @@ void Operation::CollectReady(int64_t local, Work* work) {
   }
 }
 
-void Operation::Arrive(uint32_t local, Call call, const ExecutionTable::Call& matched) {
+void Operation::Arrive(uint32_t local, Call call, const ExecutionTable::Call& matched,
+                       engine::Engine* engine, StayPolicy* policy) {
   Work work;
   Status disagreement;
+  bool last = false;  // all ranks of this process are here
   {
     std::unique_lock lock(mutex_);
     Local& l = locals_[local];
@@ -208,14 +215,46 @@ void Operation::Arrive(uint32_t local, Call call, const ExecutionTable::Call& ma
     l.arriving = true;
     ++arrived_;
     ++active_;
+    last = arrived_ == locals_.size();
     if (ragged_ != nullptr) disagreement = PlaceRagged(local);
     if (!failed_ && !stages_done_ && disagreement.ok()) CollectReady(local, &work);
   }
   if (!disagreement.ok()) host_->OnDisagreement(*this, disagreement);
+  // Begun before the first message is posted: then nobody is woken for it.
+  std::optional<engine::Engine::PollScope> polling;
+  if (last && engine != nullptr && policy->Wants()) polling.emplace(engine);
   Perform(work);
   std::unique_lock lock(mutex_);
   FinishItems(lock, stages_done_ ? 0 : 1, /*heavy=*/true);
+  if (polling.has_value()) Stay(local, engine, policy);
   LeaveArrive(local);
+}
+
+// Waits for the operation's messages on this thread, for as long as something comes in or little
+// time has passed. Others are served as well, but this thread does long work only for its own.
+void Operation::Stay(uint32_t local, engine::Engine* engine, StayPolicy* policy) {
+  const auto ready = [&] {
+    std::lock_guard lock(mutex_);
+    return locals_[local].ready || failed_;
+  };
+  const auto clock = [] {
+    return std::chrono::duration_cast<Nanos>(std::chrono::steady_clock::now().time_since_epoch());
+  };
+  staying_for = this;
+  Nanos last_work = clock();
+  bool completed = ready();
+  while (!completed) {
+    if (engine->Poll()) {
+      last_work = clock();
+    } else if (clock() - last_work >= policy->limit()) {
+      break;
+    } else {
+      std::this_thread::yield();
+    }
+    completed = ready();
+  }
+  staying_for = nullptr;
+  policy->OnStay(completed);
 }
 
 // The end of the rank's Arrive: completes it here if it can be, and leaves it to others otherwise.
@@ -375,7 +414,7 @@ void Operation::OnTransferDone(uint32_t index) {
   uint32_t stage = 0;
   Touch(TransferAt(index, &is_send, &stage).slice, -1);
   ++active_;
-  FinishItems(lock, 1, /*heavy=*/false);
+  FinishItems(lock, 1, /*heavy=*/staying_for == this);
 }
 
 void Operation::Fail(const Status& cause) {

@@ -23,6 +23,8 @@
 #include "csrc/collectives/call_site.h"
 #include "csrc/collectives/description.h"
 #include "csrc/collectives/matching.h"
+#include "csrc/collectives/scratch_pool.h"
+#include "csrc/collectives/stay_policy.h"
 #include "csrc/collectives/worker_pool.h"
 #include "csrc/engine/engine.h"
 
@@ -56,6 +58,7 @@ class OperationHost {
   virtual ~OperationHost() = default;
   virtual engine::Engine* engine() = 0;  // not null when a member is remote
   virtual WorkerPool& pool() = 0;
+  virtual ScratchPool& scratch() = 0;
   // The rank's call is over (before its `done` runs).
   virtual void OnLocalDone(const ExecutionTable::Call& call) = 0;
   // Ranks of this process called with arguments that do not fit together.
@@ -69,8 +72,11 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_t seq, Nanos started,
             std::shared_ptr<const Communicator> comm, const Call& first, uint64_t direct_max_bytes);
 
-  // A local rank takes part. Does the copies that became possible, posts its messages, never waits.
-  void Arrive(uint32_t local, Call call, const ExecutionTable::Call& matched);
+  // A local rank takes part. Does the copies that became possible and posts its messages. The last
+  // rank to come may stay with `engine` for a moment (null: not), see stay_policy.h; else it never
+  // waits.
+  void Arrive(uint32_t local, Call call, const ExecutionTable::Call& matched,
+              engine::Engine* engine, StayPolicy* policy);
 
   // Engine thread. `index` is the low part of the token.
   void OnTransferDone(uint32_t index);
@@ -128,6 +134,7 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   const Stage& stage() const { return schedule_->stages[stage_]; }
   const Transfer& TransferAt(uint32_t index, bool* is_send, uint32_t* stage) const;
   std::byte* Address(const Slice& slice) const;
+  void Stay(uint32_t local, engine::Engine* engine, StayPolicy* policy);
   void LeaveArrive(uint32_t local);
   Status PlaceRagged(uint32_t local);
   void Touch(const Slice& slice, int64_t delta);
@@ -161,7 +168,7 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   std::vector<Local> locals_;
   std::vector<ItemState> transfers_;
   std::vector<bool> copied_;  // of the current stage
-  std::unique_ptr<std::byte[]> scratch_;
+  ScratchPool::Buffer scratch_;
   size_t stage_ = 0;
   uint64_t stage_left_ =
       0;  // arrivals (stage 0), transfers and copies of this stage that are not finished

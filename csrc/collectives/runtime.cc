@@ -132,8 +132,7 @@ Result<std::string> Runtime::Start(const Config& config) {
   auto engine = engine::Engine::Start(config, this);
   if (!engine.ok()) return engine.status();
   engine_ = std::move(engine.value());
-  config_ = config;
-  pool_.set_max_threads(config.completion_threads);
+  Apply(config);
   // A new epoch: everybody counts from zero, and what was aborted works again.
   executions_ = std::make_unique<ExecutionTable>();
   comms_.clear();
@@ -212,10 +211,18 @@ Status Runtime::Shutdown(Nanos timeout) {
   return engine->Shutdown(std::max(Nanos(0), deadline - Now()));
 }
 
-void Runtime::SetConfig(const Config& config) {
-  std::lock_guard lock(mutex_);
+void Runtime::Apply(const Config& config) {
   config_ = config;
   pool_.set_max_threads(config.completion_threads);
+  scratch_.set_keep_bytes(static_cast<uint64_t>(config.scratch_cache_bytes));
+  stay_.set_limit(FromMicros(config.stay_us));
+}
+
+void Runtime::SetConfig(const Config& config) {
+  std::lock_guard lock(mutex_);
+  Apply(config);
+  scratch_.set_keep_bytes(static_cast<uint64_t>(config.scratch_cache_bytes));
+  stay_.set_limit(FromMicros(config.stay_us));
 }
 
 void Runtime::SetDefaultDevices(DeviceTable table) {
@@ -258,14 +265,16 @@ void Runtime::Submit(Call call) {
   matched.ordered = spec.ordered;
   call.site->MarkExecuted(&instances_);
 
-  Result<OpPtr> op = Join(call, at, matched);
+  // Held until the call leaves: the operation may be over before that, and the epoch with it.
+  std::shared_ptr<engine::Engine> engine;
+  Result<OpPtr> op = Join(call, at, matched, &engine);
   if (!op.ok()) {
     // A call that cannot be matched leaves its peers waiting for it, so they must hear of it.
     if (op.status().code == StatusCode::kProtocol)
       AbortComm(at.comm->id, op.status(), /*announce=*/true);
     return Fail(call, op.status());
   }
-  op.value()->Arrive(at.local, std::move(call), matched);
+  op.value()->Arrive(at.local, std::move(call), matched, engine.get(), &stay_);
 }
 
 void Runtime::Reject(Call call, const Status& cause) {
@@ -287,7 +296,8 @@ void Runtime::Reject(Call call, const Status& cause) {
 }
 
 Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& seat,
-                                     const ExecutionTable::Call& matched) {
+                                     const ExecutionTable::Call& matched,
+                                     std::shared_ptr<engine::Engine>* engine) {
   std::lock_guard lock(mutex_);
   const Communicator& comm = *seat.comm;
   const auto refuse = [&](const Status& cause) {
@@ -313,6 +323,7 @@ Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& sea
     for (const auto& [process, status] : lost_processes_) {
       if (HasProcess(comm, static_cast<ProcessId>(process))) return status;
     }
+    if (connected_ && engine_->HasShared()) *engine = engine_;
   }
   Result<OpKey> key = executions_->Next(matched);
   if (!key.ok()) return key.status();

@@ -87,6 +87,7 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   // when they were made, and Shutdown replaces it only when the tables are empty.
   engine::Engine* engine() override { return engine_.get(); }
   WorkerPool& pool() override { return pool_; }
+  ScratchPool& scratch() override { return scratch_; }
   void OnLocalDone(const ExecutionTable::Call& call) override;
   void OnDisagreement(const Operation& op, const Status& cause) override;
   void OnOperationOver(Operation* op) override;
@@ -104,8 +105,9 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   };
   using OpPtr = std::shared_ptr<Operation>;
 
+  // `engine`: with whom the call may stay; null where all members are here.
   Result<OpPtr> Join(const Call& call, const CallSite::Seat& seat,
-                     const ExecutionTable::Call& matched);
+                     const ExecutionTable::Call& matched, std::shared_ptr<engine::Engine>* engine);
   // `announce`: tell the other processes of the communicator. With `lost`, operations that need
   // nothing more of that process go on: it may have left because it had done its part.
   void AbortComm(uint64_t comm_id, const Status& cause, bool announce,
@@ -113,6 +115,7 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   OpPtr FindByToken(uint64_t token, uint32_t* index) const;
   std::vector<OpPtr> Operations() const;
   Nanos Now() const;
+  void Apply(const Config& config);  // under the mutex
 
   void Fail(Call& call, const Status& status);
   void CheckRuns(const Operation& op, ProcessId peer, const core::MessageInfo& remote);
@@ -122,7 +125,9 @@ class Runtime final : public OperationHost, public engine::EngineSink {
                const std::vector<engine::UnexpectedMessage>& unexpected);
 
   InstanceTable instances_;
+  ScratchPool scratch_;  // outlives the pool, whose tasks hold operations
   WorkerPool pool_;
+  StayPolicy stay_;
 
   mutable std::mutex mutex_;         // guards all below; see engine() for `engine_`
   std::condition_variable look_;     // the watchdog has a reason to wake

@@ -17,6 +17,7 @@
 #include "csrc/base/types.h"
 #include "csrc/core/message.h"
 #include "csrc/engine/engine.h"
+#include "csrc/shm/messenger.h"
 
 namespace uccl::engine {
 
@@ -56,6 +57,7 @@ struct ConnectCommand {
   ProcessId self;
   std::vector<std::string> addresses;
   uint64_t session;
+  shm::Messenger* shared;  // carries the messages of the peers that it reaches; null: none
   std::function<void(Status)> done;
 };
 struct ShutdownCommand {

@@ -74,8 +74,8 @@ uint64_t SessionOf(uint64_t session, size_t worker) {
 
 }  // namespace
 
-// Also the sink of the workers, between them and the user's.
-struct Engine::Impl final : EngineSink {
+// Also the sink of the workers and of shared memory, between them and the user's.
+struct Engine::Impl final : EngineSink, shm::Sink {
   Impl(const Config& c, EngineSink* s) : config(c), sink(s), allowed_cpus(AllowedCpus()) {}
 
   // Equal tags meet at one worker, and the two ends of a message agree.
@@ -98,10 +98,35 @@ struct Engine::Impl final : EngineSink {
       std::lock_guard lock(mutex);
       if (!lost.insert(ToInt(peer)).second) return;  // the answer of another worker to our call
     }
-    if (workers.size() == 1) return sink->OnPeerLost(peer, status);
+    if (Shares(peer)) {
+      shared->FailPeer(peer, status);
+      shared->Poll();  // reports its tokens, but for those into which a thread still copies
+    } else if (workers.size() == 1) {
+      return sink->OnPeerLost(peer, status);
+    }
     const std::function<void()> done =
         OnceAllDid(workers.size(), [this, peer, status] { sink->OnPeerLost(peer, status); });
     for (const auto& worker : workers) worker->Push(FailPeerCommand{peer, status, done});
+  }
+
+  bool Shares(ProcessId peer) const { return shared != nullptr && shared->Reaches(peer); }
+
+  // Takes back what shared memory carries; `done` runs when none of it can be touched any more.
+  void CancelShared(const std::vector<Posted>& posted, const std::function<void()>& done) {
+    // One for this call itself, so that it cannot be over too early.
+    const std::function<void()> one = OnceAllDid(posted.size() + 1, done);
+    for (const Posted& p : posted) {
+      bool free = true;
+      if (Shares(p.peer)) {
+        if (!p.never_posted) {
+          free = shared->Cancel(p.peer, p.is_send, p.token, one);
+        } else if (!p.is_send) {
+          shared->Discard(p.peer, *p.never_posted);
+        }
+      }
+      if (free) one();
+    }
+    one();
   }
 
   Status Pin(int process) {
@@ -121,6 +146,8 @@ struct Engine::Impl final : EngineSink {
   EngineSink* const sink;
   const std::vector<int> allowed_cpus;           // of the thread that started the engine
   std::vector<std::unique_ptr<Worker>> workers;  // fixed once started
+  std::unique_ptr<shm::Messenger> shared;        // likewise; null where there is none
+  std::string not_shared_because;
   std::mutex mutex;                              // guards the two below
   std::set<int32_t> lost;                        // processes
   std::vector<int> cpus;
@@ -137,6 +164,23 @@ Result<std::unique_ptr<Engine>> Engine::Start(const Config& config, EngineSink* 
   Result<std::vector<int>> plan =
       PlanCpus(config.engine_cpus, impl->allowed_cpus, static_cast<int>(config.engines), 0);
   if (!plan.ok()) return plan.status();
+  if (config.shared_memory != "off") {
+    if (config.shared_memory != "auto" && config.shared_memory != "on") {
+      return Status::Error(StatusCode::kInvalidArgument,
+                           "setting shared_memory (JAX_UCCL_SHARED_MEMORY) is \"" +
+                               config.shared_memory + "\"; use auto, on or off");
+    }
+    Result<std::unique_ptr<shm::Messenger>> shared = shm::Messenger::Start(config, impl.get());
+    if (shared.ok()) {
+      impl->shared = std::move(shared.value());
+    } else if (config.shared_memory == "on") {
+      return shared.status();
+    } else {
+      impl->not_shared_because = shared.status().detail;
+    }
+  } else {
+    impl->not_shared_because = "shared_memory=off";
+  }
   // From here on its destructor ends the workers that were started.
   std::unique_ptr<Engine> engine(new Engine(std::move(impl)));
   const Config share = ShareOf(config);
@@ -155,15 +199,20 @@ Result<std::unique_ptr<Engine>> Engine::Start(const Config& config, EngineSink* 
 std::string Engine::LocalAddress() const {
   std::vector<std::string> addresses;
   for (const auto& worker : impl_->workers) addresses.push_back(EncodeHello(worker->hello()));
-  return JoinAddresses(addresses);
+  std::string text = JoinAddresses(addresses);
+  if (impl_->shared != nullptr) AddSharedAddress(impl_->shared->LocalAddress(), &text);
+  return text;
 }
 
 Status Engine::Connect(ProcessId self, const std::vector<std::string>& addresses,
                        uint64_t session) {
   std::vector<std::vector<std::string>> by_worker(impl_->workers.size());
+  std::vector<std::string> shared;
   for (size_t process = 0; process < addresses.size(); ++process) {
+    std::string text = addresses[process];
+    shared.push_back(TakeSharedAddress(&text));
     Result<std::vector<std::string>> split = SplitAddresses(
-        addresses[process], impl_->config.engines, ProcessId{static_cast<int32_t>(process)});
+        text, impl_->config.engines, ProcessId{static_cast<int32_t>(process)});
     if (!split.ok()) return split.status();
     for (size_t i = 0; i < by_worker.size(); ++i) {
       by_worker[i].push_back(std::move(split.value()[i]));
@@ -173,10 +222,14 @@ Status Engine::Connect(ProcessId self, const std::vector<std::string>& addresses
     Status status = impl_->Pin(ToInt(self));
     if (!status.ok()) return status;
   }
+  if (impl_->shared != nullptr) {
+    Status status = impl_->shared->Connect(self, shared, session);
+    if (!status.ok()) return status;
+  }
   for (size_t i = 0; i < by_worker.size(); ++i) {
     Answer<Status> answer;
     impl_->workers[i]->Push(
-        ConnectCommand{self, std::move(by_worker[i]), SessionOf(session, i),
+        ConnectCommand{self, std::move(by_worker[i]), SessionOf(session, i), impl_->shared.get(),
                        [&answer](Status status) { answer.Give(std::move(status)); }});
     Status status = answer.Wait();
     if (!status.ok()) return status;
@@ -185,11 +238,13 @@ Status Engine::Connect(ProcessId self, const std::vector<std::string>& addresses
 }
 
 void Engine::Send(ProcessId peer, const core::MessageInfo& info, Bytes data, uint64_t token) {
+  if (impl_->Shares(peer)) return impl_->shared->Send(peer, info, data, token);
   impl_->WorkerOf(info.tag).Push(SendCommand{peer, info, data, token});
 }
 
 void Engine::PostRecv(ProcessId peer, const core::MessageInfo& info, MutableBytes buffer,
                       uint64_t token) {
+  if (impl_->Shares(peer)) return impl_->shared->PostRecv(peer, info, buffer, token);
   impl_->WorkerOf(info.tag).Push(RecvCommand{peer, info, buffer, token});
 }
 
@@ -197,7 +252,22 @@ void Engine::SendControl(ProcessId peer, std::string control) {
   impl_->workers[0]->Push(ControlCommand{peer, std::move(control)});
 }
 
+bool Engine::Poll() { return impl_->shared != nullptr && impl_->shared->Poll(); }
+
+Engine::PollScope::PollScope(Engine* engine) {
+  if (engine->HasShared()) scope_.emplace(engine->impl_->shared.get());
+}
+
+bool Engine::HasShared() const { return impl_->shared != nullptr && impl_->shared->HasPeers(); }
+
 void Engine::Cancel(std::vector<Posted> posted, std::function<void()> done) {
+  // Messages that were handed in before Connect pass through the workers' queues, so shared memory
+  // comes last.
+  if (impl_->shared != nullptr) {
+    done = [impl = impl_.get(), posted, done = std::move(done)] {
+      impl->CancelShared(posted, done);
+    };
+  }
   // A token does not tell its worker; those that do not know it pass it over.
   const std::function<void()> each = OnceAllDid(impl_->workers.size(), std::move(done));
   for (const auto& worker : impl_->workers) worker->Push(CancelCommand{posted, each});
@@ -209,6 +279,10 @@ void Engine::Inspect(std::function<void(std::vector<UnexpectedMessage>)> fn) {
     std::vector<UnexpectedMessage> messages;
   };
   auto gathered = std::make_shared<Gathered>();
+  if (impl_->shared != nullptr) {
+    for (const auto& [peer, info] : impl_->shared->Inspect())
+      gathered->messages.push_back({peer, info});
+  }
   const std::function<void()> each = OnceAllDid(
       impl_->workers.size(), [gathered, fn = std::move(fn)] { fn(std::move(gathered->messages)); });
   for (const auto& worker : impl_->workers) {
@@ -229,6 +303,8 @@ EngineStats Engine::Stats() {
     worker->Push(StatsCommand{[&answer](EngineStats stats) { answer.Give(std::move(stats)); }});
     MergeStats(answer.Wait(), &all);
   }
+  if (impl_->shared != nullptr) all.shared = impl_->shared->Stats();
+  all.not_shared_because = impl_->not_shared_because;
   std::lock_guard lock(impl_->mutex);
   all.cpus = impl_->cpus;
   return all;
@@ -239,6 +315,7 @@ Status Engine::Shutdown(Nanos timeout) {
   // All at once, so that one deadline holds for all.
   for (const auto& worker : impl_->workers) worker->Push(ShutdownCommand{timeout});
   Status outcome;
+  if (impl_->shared != nullptr) outcome = impl_->shared->Shutdown(timeout);
   for (const auto& worker : impl_->workers) {
     const Status status = worker->Join();
     if (outcome.ok()) outcome = status;

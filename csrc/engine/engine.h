@@ -5,6 +5,9 @@
 // and never block on the network. Callbacks run on engine threads, must not block, and must not
 // call XLA.
 //
+// Processes of one host talk over shared memory (csrc/shm) where the system allows it: their messages
+// pass these threads by, and whoever waits for one may look for it itself (Poll).
+//
 // With several engines, engine i of a process talks to engine i of every other one, over
 // connections of its own. Which of them carries a message follows from its tag, alike on both ends,
 // so matching is as with one. A peer that one of them loses is lost
@@ -23,11 +26,12 @@
 #include "csrc/core/connection.h"
 #include "csrc/core/message.h"
 #include "csrc/nic/nic_backend.h"
+#include "csrc/shm/messenger.h"
 
 namespace uccl::engine {
 
-// Receives what happens; called on an engine thread, and by several at once where there are
-// several.
+// Receives what happens; called on an engine thread or in Poll, and by several at once where there
+// are several.
 class EngineSink {
  public:
   virtual ~EngineSink() = default;
@@ -50,6 +54,8 @@ struct EngineStats {
   uint64_t engines = 0;
   std::vector<int> cpus;  // that the engines are bound to, in turn; empty when they are not
   nic::NicStats nic;
+  std::map<int32_t, shm::LinkStats> shared;  // by process; those reached over shared memory
+  std::string not_shared_because;            // where this process has none at all
 };
 
 class Engine final {
@@ -77,6 +83,19 @@ class Engine final {
   // A small reliable text; to a peer that is lost or has left it is dropped. At most
   // kMaxControlBytes.
   void SendControl(ProcessId peer, std::string control);
+  // Takes what came over shared memory, and copies large messages from there, on this thread. False
+  // when there was nothing to do; never waits. While a PollScope lives, its thread promises to call
+  // Poll again and again, so that nobody else needs to be woken.
+  bool Poll();
+  class PollScope final {
+   public:
+    explicit PollScope(Engine* engine);
+
+   private:
+    std::optional<shm::Messenger::PollScope> scope_;
+  };
+  // Whether any peer is reached that way. After Connect.
+  bool HasShared() const;
   // Withdraws messages; `done` runs on an engine thread once none of their buffers can be touched
   // again. Tokens that already completed are ignored. One that was never handed in has a tag
   // instead of a token: what the peer sent for it, or still sends, is dropped

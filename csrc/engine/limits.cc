@@ -23,6 +23,8 @@ static_assert(wire::kVersion == 3, "a new packet format needs a new kVersion her
 
 // Between the texts of a process's engines; no text of one holds it.
 const std::string kBar = " | ";
+// Before the address in shared memory; no other text holds it.
+const std::string kShared = " & ";
 
 struct Field {
   std::string_view key;
@@ -137,6 +139,16 @@ Result<std::vector<std::string>> SplitAddresses(const std::string& text, int64_t
                                     "; set engines (JAX_UCCL_ENGINES) alike everywhere");
   status.process = ToInt(process);
   return status;
+}
+
+void AddSharedAddress(const std::string& shared, std::string* text) { *text += kShared + shared; }
+
+std::string TakeSharedAddress(std::string* text) {
+  const size_t at = text->find(kShared);
+  if (at == std::string::npos) return "";
+  std::string shared = text->substr(at + kShared.size());
+  text->resize(at);
+  return shared;
 }
 
 bool UsesEcn(const Config& config) {

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "csrc/wire/packet.h"
@@ -67,26 +66,9 @@ Status Loop::Run() {
     } else if (!spin_.OnIdle(now)) {
       Sleep(now);
     } else {
-      YieldCore();
+      yield_.OnIdleTurn(&spin_);
     }
   }
-}
-
-// Where threads outnumber cores, the work this one waits for may need its core. Measured on 2 busy
-// cores: 8 bytes there and back in 50 us, against 640 us without the yield. A yield that comes back
-// at once shows that nobody else wants the core now; then the next turns do without.
-void Loop::YieldCore() {
-  constexpr Nanos kNobodyRan = FromMicros(1);
-  constexpr int kTurnsWithout = 8;
-  if (turns_without_yield_ > 0) {
-    --turns_without_yield_;
-    return;
-  }
-  const Nanos before = ReadClock();
-  std::this_thread::yield();
-  const Nanos after = ReadClock();
-  if (after - before < kNobodyRan) turns_without_yield_ = kTurnsWithout;
-  spin_.OnYield(after, after - before);
 }
 
 bool Loop::Turn(Nanos now) {

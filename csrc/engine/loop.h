@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "csrc/base/config.h"
+#include "csrc/base/core_yield.h"
+#include "csrc/base/spin_policy.h"
 #include "csrc/base/status.h"
 #include "csrc/base/types.h"
 #include "csrc/core/credit/receiver_scheduler.h"
@@ -23,7 +25,6 @@
 #include "csrc/engine/engine.h"
 #include "csrc/engine/limits.h"
 #include "csrc/engine/peer_link.h"
-#include "csrc/engine/spin_policy.h"
 #include "csrc/engine/timing_wheel.h"
 #include "csrc/engine/transmit_batch.h"
 #include "csrc/nic/nic_backend.h"
@@ -72,7 +73,6 @@ class Loop final {
   };
 
   void Sleep(Nanos now);
-  void YieldCore();
 
   bool RunCommands(Nanos now);
   void Handle(Nanos now, SendCommand& c);
@@ -85,6 +85,9 @@ class Loop final {
   void Handle(Nanos now, ConnectCommand& c);
   void Handle(Nanos now, ShutdownCommand& c);
   Status Connect(Nanos now, const ConnectCommand& c);
+  // Whether messages of this peer go through shared memory. Those that were handed in before Connect
+  // come through here all the same.
+  bool Shares(ProcessId peer) const { return shared_ != nullptr && shared_->Reaches(peer); }
   // The link to an existing other process, or null after reporting the token to the sink.
   PeerLink* LinkOrReport(ProcessId peer, core::EventKind kind, uint64_t token);
   PeerLink* FindLink(ProcessId peer);
@@ -113,6 +116,7 @@ class Loop final {
       links_;  // by process; null for this one; empty before Connect
   std::unordered_map<uint64_t, PeerLink*> by_key_;
   std::vector<PeerLink*> by_handle_;
+  shm::Messenger* shared_ = nullptr;     // from Connect on
   std::unique_ptr<TimingWheel> timers_;  // by process; null before Connect
   std::vector<size_t> expired_;          // scratch of FireTimers
   std::vector<Command> commands_;        // taken from the queue, kept for its memory
@@ -127,7 +131,7 @@ class Loop final {
   Nanos shutdown_deadline_ = kNever, stage_deadline_ = kNever;
   Status outcome_;
   SpinPolicy spin_;
-  int turns_without_yield_ = 0;
+  CoreYield yield_;
   EngineStats counters_;  // `peers` is filled on request
 };
 

@@ -55,6 +55,7 @@ void Loop::Handle(Nanos now, SendCommand& c) {
     before_connect_.emplace_back(c);
     return;
   }
+  if (Shares(c.peer)) return shared_->Send(c.peer, c.info, c.data, c.token);
   PeerLink* link = LinkOrReport(c.peer, core::EventKind::kSendDone, c.token);
   if (link == nullptr) return;
   link->Send(now, c);
@@ -66,6 +67,7 @@ void Loop::Handle(Nanos now, RecvCommand& c) {
     before_connect_.emplace_back(c);
     return;
   }
+  if (Shares(c.peer)) return shared_->PostRecv(c.peer, c.info, c.buffer, c.token);
   PeerLink* link = LinkOrReport(c.peer, core::EventKind::kRecvDone, c.token);
   if (link == nullptr) return;
   link->PostRecv(now, c);
@@ -85,7 +87,9 @@ void Loop::Handle(Nanos now, ControlCommand& c) {
 
 void Loop::Handle(Nanos now, CancelCommand& c) {
   for (const Engine::Posted& posted : c.posted) {
-    if (PeerLink* link = FindLink(posted.peer)) {
+    // What shared memory carries is withdrawn there, once all engines have passed it on.
+    PeerLink* const link = FindLink(posted.peer);
+    if (link != nullptr && !Shares(posted.peer)) {
       if (posted.never_posted) {
         link->Discard(posted.is_send, *posted.never_posted);
       } else {
@@ -196,6 +200,7 @@ Status Loop::Connect(Nanos now, const ConnectCommand& c) {
   }
   scheduler_ = std::move(scheduler.value());
   links_ = std::move(links);
+  shared_ = c.shared;
   by_key_ = std::move(by_key);
   by_handle_ = std::move(by_handle);
   is_touched_.assign(links_.size(), 0);

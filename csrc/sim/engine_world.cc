@@ -46,7 +46,7 @@ Status EngineWorld::ConnectAll(uint64_t session) {
   for (const Process& p : processes_) addresses.push_back(EncodeHello(p.loop->hello()));
   Status first;
   for (size_t i = 0; i < processes_.size(); ++i) {
-    Push(i, engine::ConnectCommand{ProcessId{static_cast<int32_t>(i)}, addresses, session,
+    Push(i, engine::ConnectCommand{ProcessId{static_cast<int32_t>(i)}, addresses, session, nullptr,
                                    [&first](const Status& status) {
                                      if (first.ok()) first = status;
                                    }});

@@ -1,9 +1,9 @@
-// Tests of csrc/engine/spin_policy.h with a clock that the test moves.
-#include "csrc/engine/spin_policy.h"
+// Tests of csrc/base/spin_policy.h with a clock that the test moves.
+#include "csrc/base/spin_policy.h"
 
 #include <gtest/gtest.h>
 
-namespace uccl::engine {
+namespace uccl {
 namespace {
 
 constexpr Nanos kLimit = FromMicros(50);
@@ -91,4 +91,4 @@ TEST(SpinPolicy, ZeroNeverPolls) {
 }
 
 }  // namespace
-}  // namespace uccl::engine
+}  // namespace uccl

@@ -7,7 +7,7 @@
 
 #include "csrc/base/types.h"
 
-namespace uccl::engine {
+namespace uccl {
 
 class SpinPolicy final {
  public:
@@ -51,4 +51,4 @@ class SpinPolicy final {
   Nanos last_work_{}, crowded_until_{};
 };
 
-}  // namespace uccl::engine
+}  // namespace uccl

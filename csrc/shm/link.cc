@@ -1,0 +1,550 @@
+// The side of the callers: sends, receives, withdrawals, the end of a link. What comes through the
+// rings is in link_records.cc.
+#include "csrc/shm/link.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "csrc/shm/doorbell.h"
+
+namespace uccl::shm {
+namespace {
+
+// Of one fetch that a thread copies before it looks for other work: long enough to hide what it
+// takes to claim it, short enough that a small message waits some 100 us.
+constexpr uint64_t kPieceBytes = 1 << 20;
+// Fragments written in one go, and their part of the largest record.
+constexpr int kFragmentsPerTurn = 4;
+// Operations that were given up before they began are remembered so long.
+constexpr size_t kMaxDiscarded = 65'536;
+
+}  // namespace
+
+Link::Link(const LinkOptions& options, std::unique_ptr<Segment> theirs,
+           std::unique_ptr<PeerProcess> process, RingReader incoming)
+    : options_(options),
+      theirs_(std::move(theirs)),
+      process_(std::move(process)),
+      reader_(incoming) {
+  const uint32_t slot = theirs_->first_slot();
+  RingHeader* const header = theirs_->ring(slot);
+  writer_ = RingWriter(header, theirs_->data(slot), theirs_->ring_bytes());
+  header->session.store(options_.session, std::memory_order_release);
+  stats_.one_copy = options_.one_copy;
+}
+
+void Link::Send(const core::MessageInfo& info, Bytes data, uint64_t token) {
+  std::lock_guard lock(mutex_);
+  if (failed_ || left_) {
+    Report(core::EventKind::kSendDone, token, failed_ ? failure_ : ShutDownStatus());
+    return;
+  }
+  Outgoing out{Outgoing::State::kQueued, info, data, token, 0, nullptr};
+  if (!backlog_.empty() || WriteEager(out) != Eager::kWritten) {
+    const uint64_t id = next_id_++;
+    outgoing_.emplace(id, std::move(out));
+    Queue({RecordKind::kMessage, id, {}});
+  }
+  Publish();
+}
+
+void Link::PostRecv(const core::MessageInfo& info, MutableBytes buffer, uint64_t token) {
+  std::lock_guard lock(mutex_);
+  if (failed_) return Report(core::EventKind::kRecvDone, token, failure_);
+  const Posted posted{info, buffer, token};
+  const auto it = kept_.find(info.tag);
+  if (it == kept_.end()) {
+    // Records keep their order, so nothing of a peer that has left is still to come.
+    if (left_) return Report(core::EventKind::kRecvDone, token, ShutDownStatus());
+    posted_.emplace(info.tag, posted);
+    return;
+  }
+  const Kept kept = std::move(it->second);
+  kept_.erase(it);
+  if (kept.offered) {
+    Accept(posted, kept);
+    Publish();
+    return;
+  }
+  Release(kept);
+  if (Mismatch(posted, kept.info)) return;
+  if (!kept.bytes.empty()) std::memcpy(buffer.data(), kept.bytes.data(), kept.bytes.size());
+  ++stats_.messages_received;
+  stats_.bytes_received += kept.bytes.size();
+  core::Event event;
+  event.kind = core::EventKind::kRecvDone;
+  event.token = token;
+  event.remote = kept.info;
+  ready_.events.push_back(std::move(event));
+  has_ready_.store(true, std::memory_order_release);
+}
+
+bool Link::Cancel(bool is_send, uint64_t token, std::function<void()> freed) {
+  std::lock_guard lock(mutex_);
+  Silence(token);
+  if (is_send) {
+    const auto it = std::ranges::find_if(
+        outgoing_, [&](const auto& entry) { return entry.second.token == token; });
+    if (it == outgoing_.end()) return true;
+    const uint64_t id = it->first;
+    if (it->second.state == Outgoing::State::kOffered) {
+      // The peer may be reading it.
+      it->second.state = Outgoing::State::kWithdrawn;
+      it->second.freed = std::move(freed);
+      Queue({RecordKind::kWithdraw, id, {}});
+      Publish();
+      return false;
+    }
+    outgoing_.erase(it);
+    std::erase(streams_, id);
+    std::erase_if(backlog_, [&](const Note& note) {
+      return note.kind == RecordKind::kMessage && note.id == id;
+    });
+    return true;
+  }
+  std::erase_if(posted_, [&](const auto& entry) { return entry.second.token == token; });
+  const auto it = std::ranges::find_if(
+      fetches_, [&](const auto& entry) { return entry.second.token == token; });
+  if (it == fetches_.end()) return true;
+  Fetch& fetch = it->second;
+  fetch.cancelled = true;
+  const uint64_t id = it->first;
+  if (std::erase(to_copy_, id) > 0) pieces_.fetch_sub(1, std::memory_order_seq_cst);
+  if (fetch.copying > 0) {
+    fetch.freed = std::move(freed);
+    return false;
+  }
+  fetches_.erase(it);
+  if (!failed_) {
+    Queue({RecordKind::kDropped, id, {}});
+    Publish();
+  }
+  return true;
+}
+
+void Link::Discard(const core::MessageTag& tag) {
+  std::lock_guard lock(mutex_);
+  if (failed_) return;
+  if (const auto it = kept_.find(tag); it != kept_.end()) {
+    if (it->second.offered) {
+      Queue({RecordKind::kDropped, it->second.id, {}});
+    } else {
+      Release(it->second);
+    }
+    kept_.erase(it);
+    Publish();
+    return;
+  }
+  if (!discarded_.insert(tag).second) return;
+  discarded_order_.push_back(tag);
+  if (discarded_order_.size() <= kMaxDiscarded) return;
+  discarded_.erase(discarded_order_.front());
+  discarded_order_.pop_front();
+}
+
+// Removes the token's event, if it waits to be handed out.
+void Link::Silence(uint64_t token) {
+  std::erase_if(ready_.events, [&](const core::Event& event) {
+    return event.token == token && event.kind != core::EventKind::kFailed;
+  });
+}
+
+// Writes the record now, or when there is room; records keep their order.
+void Link::Queue(const Note& note) {
+  if (backlog_.empty() && Write(note)) return;
+  if (backlog_.empty()) ++stats_.ring_full;
+  backlog_.push_back(note);
+  if (backlog_.size() == 1) (void)Flush();  // announces that this side waits
+}
+
+bool Link::Write(const Note& note) {
+  switch (note.kind) {
+    case RecordKind::kMessage:
+      return WriteMessage(note.id);
+    case RecordKind::kRefused: {
+      std::byte* const body = writer_.Reserve(static_cast<uint32_t>(note.kind), note.id, sizeof(RecordInfo));
+      if (body == nullptr) return false;
+      std::memcpy(body, &note.info, sizeof(RecordInfo));
+      break;
+    }
+    default:
+      if (writer_.Reserve(static_cast<uint32_t>(note.kind), note.id, 0) == nullptr) return false;
+      break;
+  }
+  writer_.Commit();
+  published_ = true;
+  return true;
+}
+
+// A message that may go without having been asked for.
+Link::Eager Link::WriteEager(const Outgoing& out) {
+  const size_t body = sizeof(RecordInfo) + out.data.size();
+  const int64_t cost = static_cast<int64_t>(out.data.size()) + kKeptOverheadBytes;
+  // Relaxed: a count of bytes, no data hangs on it.
+  const uint64_t returned = writer_.header()->eager_returned.load(std::memory_order_relaxed);
+  const auto kept = static_cast<int64_t>(eager_sent_ - returned);
+  if (out.data.size() > options_.eager_max_bytes || body > writer_.max_body() ||
+      kept + cost > theirs_->header()->eager_buffer_bytes) {
+    return Eager::kNot;
+  }
+  std::byte* const at = writer_.Reserve(static_cast<uint32_t>(RecordKind::kMessage), 0, body);
+  if (at == nullptr) return Eager::kNoRoom;
+  const RecordInfo info = ToRecord(out.info);
+  std::memcpy(at, &info, sizeof(info));
+  if (!out.data.empty()) std::memcpy(at + sizeof(info), out.data.data(), out.data.size());
+  writer_.Commit();
+  published_ = true;
+  eager_sent_ += static_cast<uint64_t>(cost);
+  ++stats_.messages_sent;
+  stats_.bytes_sent += out.data.size();
+  Report(core::EventKind::kSendDone, out.token, Status::Ok());
+  return Eager::kWritten;
+}
+
+bool Link::WriteMessage(uint64_t id) {
+  const auto it = outgoing_.find(id);
+  if (it == outgoing_.end()) return true;  // cancelled
+  Outgoing& out = it->second;
+  switch (WriteEager(out)) {
+    case Eager::kWritten:
+      outgoing_.erase(it);
+      return true;
+    case Eager::kNoRoom:
+      return false;
+    case Eager::kNot:
+      break;
+  }
+  std::byte* const at =
+      writer_.Reserve(static_cast<uint32_t>(RecordKind::kOffer), id, sizeof(OfferBody));
+  if (at == nullptr) return false;
+  const OfferBody offer{ToRecord(out.info), reinterpret_cast<uint64_t>(out.data.data())};
+  std::memcpy(at, &offer, sizeof(offer));
+  writer_.Commit();
+  published_ = true;
+  out.state = Outgoing::State::kOffered;
+  return true;
+}
+
+// Fragments for receivers that cannot read this process's memory. False when none could be written.
+bool Link::Stream() {
+  bool any = false;
+  for (int i = 0; i < kFragmentsPerTurn && !streams_.empty(); ++i) {
+    const uint64_t id = streams_.front();
+    Outgoing& out = outgoing_.at(id);
+    const size_t room = writer_.max_body() - sizeof(FragmentBody);
+    const size_t bytes = std::min<size_t>(room, out.data.size() - out.streamed);
+    std::byte* const at = writer_.Reserve(static_cast<uint32_t>(RecordKind::kFragment), id,
+                                          sizeof(FragmentBody) + bytes);
+    if (at == nullptr) break;
+    const FragmentBody fragment{out.streamed};
+    std::memcpy(at, &fragment, sizeof(fragment));
+    std::memcpy(at + sizeof(fragment), out.data.data() + out.streamed, bytes);
+    writer_.Commit();
+    published_ = any = true;
+    out.streamed += bytes;
+    stats_.fragment_bytes += bytes;
+    streams_.pop_front();
+    if (out.streamed < out.data.size()) {
+      streams_.push_back(id);  // in turn, so that a long one does not hold up a short one
+      continue;
+    }
+    ++stats_.messages_sent;
+    stats_.bytes_sent += out.data.size();
+    Report(core::EventKind::kSendDone, out.token, Status::Ok());
+    outgoing_.erase(id);
+  }
+  return any;
+}
+
+// Writes what waits for room. Afterwards either nothing waits, or the reader knows that we do.
+bool Link::Flush() {
+  bool any = false;
+  for (bool announced = false;;) {
+    while (!backlog_.empty() && Write(backlog_.front())) {
+      backlog_.pop_front();
+      any = true;
+    }
+    if (backlog_.empty()) any |= Stream();
+    const bool blocked = !backlog_.empty() || (!streams_.empty() && !any);
+    if (!blocked) break;
+    if (announced) {
+      blocked_head_.store(writer_.header()->head.load(std::memory_order_relaxed),
+                          std::memory_order_relaxed);
+      blocked_.store(true, std::memory_order_release);
+      return any;
+    }
+    writer_.WaitForRoom();  // and try once more
+    announced = true;
+  }
+  // More fragments wait, but there was room: the next turn goes on.
+  blocked_.store(!streams_.empty(), std::memory_order_release);
+  blocked_head_.store(~uint64_t{0}, std::memory_order_relaxed);
+  return any;
+}
+
+// Tells the peer of new records, once for all of them.
+void Link::Publish() {
+  if (!std::exchange(published_, false)) return;
+  RingIfAsleep(theirs_->header());
+}
+
+bool Link::Drain(Deliveries* out) {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  bool worked = false;
+  if (!failed_) {
+    worked |= Read();
+    NoticeEnd(/*alive=*/true);
+    if (!failed_ && (!backlog_.empty() || !streams_.empty())) worked |= Flush();
+    Publish();
+  }
+  worked |= !ready_.events.empty() || !ready_.freed.empty();
+  Hand(out);
+  return worked;
+}
+
+void Link::Hand(Deliveries* out) {
+  out->events.insert(out->events.end(), std::make_move_iterator(ready_.events.begin()),
+                     std::make_move_iterator(ready_.events.end()));
+  out->freed.insert(out->freed.end(), std::make_move_iterator(ready_.freed.begin()),
+                    std::make_move_iterator(ready_.freed.end()));
+  ready_.events.clear();
+  ready_.freed.clear();
+  has_ready_.store(false, std::memory_order_release);
+}
+
+std::optional<Link::Piece> Link::Claim() {
+  std::lock_guard lock(mutex_);
+  if (failed_ || to_copy_.empty()) return std::nullopt;
+  const uint64_t id = to_copy_.front();
+  Fetch& fetch = fetches_.at(id);
+  const uint64_t size = fetch.buffer.size();
+  const uint64_t bytes = std::min(kPieceBytes, size - fetch.claimed);
+  const Piece piece{id, fetch.address + fetch.claimed,
+                    fetch.buffer.subspan(fetch.claimed, bytes)};
+  fetch.claimed += bytes;
+  ++fetch.copying;
+  to_copy_.pop_front();
+  if (fetch.claimed < size) {
+    to_copy_.push_back(id);  // in turn with others
+  } else {
+    pieces_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+  return piece;
+}
+
+void Link::Finish(const Piece& piece, const Status& status, Deliveries* out) {
+  std::lock_guard lock(mutex_);
+  Fetch& fetch = fetches_.at(piece.id);
+  --fetch.copying;
+  fetch.received += piece.to.size();
+  stats_.fetched_bytes += piece.to.size();
+  if (!status.ok()) {
+    FailLocked(Status::Error(StatusCode::kPeerLost, status.detail));
+  }
+  if (failed_ || fetch.cancelled) {
+    if (fetch.copying == 0) {
+      if (fetch.cancelled) {
+        if (fetch.freed) ready_.freed.push_back(std::move(fetch.freed));
+        if (!failed_) Queue({RecordKind::kDropped, piece.id, {}});
+      } else {
+        Report(core::EventKind::kRecvDone, fetch.token, failure_);
+      }
+      fetches_.erase(piece.id);
+      if (failed_) FinishFailing();
+    }
+  } else if (fetch.received == fetch.buffer.size()) {
+    Conclude(piece.id);
+  }
+  Publish();
+  Hand(out);
+}
+
+// All bytes were read from the peer's memory; were they still the message?
+void Link::Conclude(uint64_t id) {
+  // Acquire: the copies above happen before this look. The peer gives up (a store) before it lets
+  // go of any buffer, so if it has not by now, the memory was the message while it was copied. And a
+  // process that lives now was the one behind its number all the time.
+  if (GaveUp() || !process_->Alive()) {
+    FailLocked(Status::Error(StatusCode::kPeerLost, "the process ended while its data were read"));
+    return;
+  }
+  const auto it = fetches_.find(id);
+  ++stats_.messages_received;
+  stats_.bytes_received += it->second.buffer.size();
+  core::Event event;
+  event.kind = core::EventKind::kRecvDone;
+  event.token = it->second.token;
+  event.remote = it->second.info;
+  ready_.events.push_back(std::move(event));
+  has_ready_.store(true, std::memory_order_release);
+  fetches_.erase(it);
+  Queue({RecordKind::kDone, id, {}});
+}
+
+bool Link::HasWork() const {
+  if (has_ready_.load(std::memory_order_acquire)) return true;
+  if (ended_.load(std::memory_order_relaxed)) return false;
+  if (!reader_.empty() || GaveUp()) return true;
+  return blocked_.load(std::memory_order_acquire) &&
+         blocked_head_.load(std::memory_order_relaxed) !=
+             writer_.header()->head.load(std::memory_order_relaxed);
+}
+
+bool Link::Waiting() const {
+  std::lock_guard lock(mutex_);
+  return !failed_ && Outstanding();
+}
+
+bool Link::GaveUp() const {
+  return reader_.header()->writer_gave_up.load(std::memory_order_acquire) != 0;
+}
+
+// `alive` was asked before: what a process wrote before it died, or gave up, is in the ring then.
+void Link::NoticeEnd(bool alive) {
+  if (left_ || (alive && !GaveUp())) return;
+  while (!failed_ && Read()) {
+  }
+  if (failed_ || left_) return;
+  FailLocked(Status::Error(StatusCode::kPeerLost,
+                           alive ? "the process has closed its shared memory without a goodbye"
+                                 : "the process has died"));
+}
+
+void Link::Check(Nanos now, Deliveries* out) {
+  std::lock_guard lock(mutex_);
+  if (!failed_) NoticeEnd(process_->Alive());
+  if (!failed_ && !left_) {
+    const uint64_t turns = theirs_->header()->turns.load(std::memory_order_relaxed);
+    if (turned_at_ == kNever || turns != seen_turns_ || !Outstanding()) {
+      seen_turns_ = turns;
+      turned_at_ = now;
+    } else if (now - turned_at_ >= options_.peer_silence) {
+      FailLocked(Status::Error(
+          StatusCode::kPeerLost,
+          "its thread for shared memory has not run for " +
+              std::to_string(ToMillis(now - turned_at_)) +
+              " ms (peer_silence_ms): the process is stopped, or starved of CPU"));
+    }
+    if (!failed_) RingBell(theirs_->header());  // a turn is what it answers with
+  }
+  Publish();
+  Hand(out);
+}
+
+void Link::Fail(const Status& status) {
+  std::lock_guard lock(mutex_);
+  FailLocked(status);
+}
+
+void Link::Abort(const Status& status) {
+  std::lock_guard lock(mutex_);
+  aborting_ = true;
+  FailLocked(status);
+}
+
+// The link ends: reports every token, and the loss itself when the last copy into a buffer is over.
+void Link::FailLocked(Status status) {
+  if (failed_) return;
+  if (status.process == -1) status.process = ToInt(options_.peer);
+  failed_ = true;
+  ended_.store(true, std::memory_order_relaxed);
+  failure_ = std::move(status);
+  any_failed_ = Outstanding();
+  // Before any buffer is let go; pairs with the acquire in Conclude. seq_cst also orders it before
+  // whatever the owner of a buffer does next.
+  writer_.header()->writer_gave_up.store(1, std::memory_order_seq_cst);
+  RingBell(theirs_->header());
+  for (auto& [id, out] : outgoing_) {
+    if (out.state == Outgoing::State::kWithdrawn) {
+      if (out.freed) ready_.freed.push_back(std::move(out.freed));
+    } else {
+      Report(core::EventKind::kSendDone, out.token, failure_);
+    }
+  }
+  outgoing_.clear();
+  for (const auto& [tag, posted] : posted_)
+    Report(core::EventKind::kRecvDone, posted.token, failure_);
+  posted_.clear();
+  std::erase_if(fetches_, [&](const auto& entry) {
+    const Fetch& fetch = entry.second;
+    if (fetch.copying > 0) return false;
+    if (!fetch.cancelled) Report(core::EventKind::kRecvDone, fetch.token, failure_);
+    return true;
+  });
+  kept_.clear();
+  kept_bytes_ = 0;
+  backlog_.clear();
+  streams_.clear();
+  to_copy_.clear();
+  pieces_.store(0, std::memory_order_seq_cst);
+  blocked_.store(false, std::memory_order_release);
+  FinishFailing();
+}
+
+void Link::FinishFailing() {
+  if (!fetches_.empty() || std::exchange(told_, true)) return;
+  // As in engine/peer_link.cc: an abort is this side's own doing, and a peer that left in order is
+  // missed only by what was outstanding.
+  if (aborting_ || ((left_ || leaving_) && !any_failed_)) return;
+  core::Event event;
+  event.kind = core::EventKind::kFailed;
+  event.status = failure_;
+  ready_.events.push_back(std::move(event));
+  has_ready_.store(true, std::memory_order_release);
+}
+
+void Link::Report(core::EventKind kind, uint64_t token, const Status& status) {
+  core::Event event;
+  event.kind = kind;
+  event.token = token;
+  event.status = status;
+  ready_.events.push_back(std::move(event));
+  has_ready_.store(true, std::memory_order_release);
+}
+
+bool Link::Drained() const {
+  std::lock_guard lock(mutex_);
+  return failed_ || left_ || (outgoing_.empty() && backlog_.empty());
+}
+
+void Link::Leave() {
+  std::lock_guard lock(mutex_);
+  if (failed_ || std::exchange(leaving_, true)) return;
+  Queue({RecordKind::kLeaving, 0, {}});
+  Publish();
+}
+
+bool Link::Left() const {
+  std::lock_guard lock(mutex_);
+  return failed_ || left_ || backlog_.empty();
+}
+
+std::vector<core::MessageInfo> Link::Unexpected() const {
+  std::lock_guard lock(mutex_);
+  std::vector<const Kept*> kept;
+  for (const auto& [tag, message] : kept_) kept.push_back(&message);
+  std::ranges::sort(kept, {}, [](const Kept* message) { return message->order; });
+  std::vector<core::MessageInfo> infos;
+  for (const Kept* message : kept) infos.push_back(message->info);
+  return infos;
+}
+
+LinkStats Link::stats() const {
+  std::lock_guard lock(mutex_);
+  LinkStats stats = stats_;
+  stats.unexpected_messages = kept_.size();
+  stats.kept_bytes = static_cast<uint64_t>(kept_bytes_);
+  return stats;
+}
+
+Status Link::ShutDownStatus() const {
+  Status status = Status::Error(StatusCode::kPeerLost, "process " +
+                                                           std::to_string(ToInt(options_.peer)) +
+                                                           " shut down");
+  status.process = ToInt(options_.peer);
+  return status;
+}
+
+}  // namespace uccl::shm

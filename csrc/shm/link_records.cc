@@ -1,0 +1,282 @@
+// What comes through the ring, record by record. Each is checked: a peer that breaks the protocol
+// fails the link, never this process.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "csrc/shm/doorbell.h"
+#include "csrc/shm/link.h"
+
+namespace uccl::shm {
+namespace {
+
+// Records read in one turn, before other links have theirs.
+constexpr int kRecordsPerTurn = 64;
+
+}  // namespace
+
+// False when nothing was there.
+bool Link::Read() {
+  // Acquire: the ring's first records are those of the writer that set it.
+  if (reader_.header()->session.load(std::memory_order_acquire) != options_.session) return false;
+  int count = 0;
+  for (; count < kRecordsPerTurn && !failed_; ++count) {
+    RingReader::Record record;
+    const RingReader::Front front = reader_.Peek(&record);
+    if (front == RingReader::Front::kEmpty) break;
+    if (front == RingReader::Front::kBroken || !OnRecord(record)) {
+      Break(front == RingReader::Front::kBroken
+                ? "lengths that do not fit"
+                : "a malformed record of kind " + std::to_string(record.header.kind));
+      return true;
+    }
+    reader_.Pop();
+  }
+  if (count > 0 && reader_.TakeWish()) RingIfAsleep(theirs_->header());
+  return count > 0;
+}
+
+void Link::Break(const std::string& what) {
+  FailLocked(Status::Error(StatusCode::kProtocol, "the peer's ring holds " + what));
+}
+
+bool Link::OnRecord(const RingReader::Record& record) {
+  switch (static_cast<RecordKind>(record.header.kind)) {
+    case RecordKind::kMessage:
+      return OnMessage(record);
+    case RecordKind::kOffer:
+      return OnOffer(record);
+    case RecordKind::kFragment:
+      return OnFragment(record);
+    case RecordKind::kRefused:
+      return OnRefused(record);
+    case RecordKind::kDone:
+    case RecordKind::kWant:
+    case RecordKind::kDropped:
+    case RecordKind::kWithdraw:
+      OnAnswer(static_cast<RecordKind>(record.header.kind), record.header.id);
+      return true;
+    case RecordKind::kLeaving:
+      OnLeaving();
+      return true;
+    case RecordKind::kPadding:
+      break;
+  }
+  return false;
+}
+
+// Gives the receive its mismatch; the caller tells the sender.
+bool Link::Mismatch(const Posted& posted, const core::MessageInfo& info) {
+  if (posted.info.digest == info.digest && posted.info.size_bytes == info.size_bytes) return false;
+  core::Event event;
+  event.kind = core::EventKind::kMismatch;
+  event.token = posted.token;
+  event.remote = info;
+  ready_.events.push_back(std::move(event));
+  has_ready_.store(true, std::memory_order_release);
+  return true;
+}
+
+void Link::ReturnCredit(uint64_t bytes) {
+  // Only this side writes it, under the mutex; a count, so relaxed. The writer looks at it when it
+  // sends again.
+  std::atomic<uint64_t>& returned = reader_.header()->eager_returned;
+  returned.store(returned.load(std::memory_order_relaxed) + bytes +
+                     static_cast<uint64_t>(kKeptOverheadBytes),
+                 std::memory_order_relaxed);
+}
+
+// An eager message that is no longer kept.
+void Link::Release(const Kept& kept) {
+  kept_bytes_ -= static_cast<int64_t>(kept.bytes.size()) + kKeptOverheadBytes;
+  ReturnCredit(kept.bytes.size());
+}
+
+bool Link::OnMessage(const RingReader::Record& record) {
+  RecordInfo raw;
+  if (record.header.body_bytes < sizeof(raw)) return false;
+  std::memcpy(&raw, record.body, sizeof(raw));
+  const core::MessageInfo info = FromRecord(raw);
+  const Bytes bytes(record.body + sizeof(raw), record.header.body_bytes - sizeof(raw));
+  if (info.size_bytes != bytes.size()) return false;
+  const auto it = posted_.find(info.tag);
+  if (it == posted_.end()) {
+    if (discarded_.erase(info.tag) > 0) {
+      std::erase(discarded_order_, info.tag);
+      ReturnCredit(bytes.size());
+      return true;
+    }
+    Kept kept;
+    kept.info = info;
+    kept.order = next_order_++;
+    kept.bytes.assign(bytes.begin(), bytes.end());
+    kept_bytes_ += static_cast<int64_t>(bytes.size()) + kKeptOverheadBytes;
+    // The sender minds its credit, so more is a violation; so is a second message of one name.
+    return kept_bytes_ <= options_.eager_buffer_bytes &&
+           kept_.emplace(info.tag, std::move(kept)).second;
+  }
+  const Posted posted = it->second;
+  posted_.erase(it);
+  ReturnCredit(bytes.size());
+  if (Mismatch(posted, info)) return true;
+  if (!bytes.empty()) std::memcpy(posted.buffer.data(), bytes.data(), bytes.size());
+  ++stats_.messages_received;
+  stats_.bytes_received += bytes.size();
+  core::Event event;
+  event.kind = core::EventKind::kRecvDone;
+  event.token = posted.token;
+  event.remote = info;
+  ready_.events.push_back(std::move(event));
+  has_ready_.store(true, std::memory_order_release);
+  return true;
+}
+
+bool Link::OnOffer(const RingReader::Record& record) {
+  OfferBody body;
+  if (record.header.body_bytes != sizeof(body)) return false;
+  std::memcpy(&body, record.body, sizeof(body));
+  Kept offer;
+  offer.info = FromRecord(body.info);
+  offer.order = next_order_++;
+  offer.offered = true;
+  offer.id = record.header.id;
+  offer.address = body.address;
+  const auto it = posted_.find(offer.info.tag);
+  if (it != posted_.end()) {
+    const Posted posted = it->second;
+    posted_.erase(it);
+    Accept(posted, offer);
+    return true;
+  }
+  if (discarded_.erase(offer.info.tag) > 0) {
+    std::erase(discarded_order_, offer.info.tag);
+    Queue({RecordKind::kDropped, offer.id, {}});
+    return true;
+  }
+  return kept_.size() < core::kMaxOpenMessages && !fetches_.contains(offer.id) &&
+         kept_.emplace(offer.info.tag, std::move(offer)).second;
+}
+
+// An offer has met its receive.
+void Link::Accept(const Posted& posted, const Kept& offer) {
+  if (Mismatch(posted, offer.info)) {
+    Queue({RecordKind::kRefused, offer.id, ToRecord(posted.info)});
+    return;
+  }
+  Fetch fetch;
+  fetch.info = offer.info;
+  fetch.buffer = posted.buffer;
+  fetch.token = posted.token;
+  fetch.address = offer.address;
+  fetch.streamed = !options_.one_copy;
+  const auto [it, fresh] = fetches_.emplace(offer.id, std::move(fetch));
+  if (!fresh) return Break("an offer that is there already");
+  if (posted.buffer.empty()) return Conclude(offer.id);
+  if (!options_.one_copy) return Queue({RecordKind::kWant, offer.id, {}});
+  to_copy_.push_back(offer.id);
+  pieces_.fetch_add(1, std::memory_order_seq_cst);
+}
+
+bool Link::OnFragment(const RingReader::Record& record) {
+  FragmentBody body;
+  if (record.header.body_bytes < sizeof(body)) return false;
+  std::memcpy(&body, record.body, sizeof(body));
+  const Bytes bytes(record.body + sizeof(body), record.header.body_bytes - sizeof(body));
+  const auto it = fetches_.find(record.header.id);
+  if (it == fetches_.end()) return true;  // cancelled here
+  Fetch& fetch = it->second;
+  if (!fetch.streamed || body.offset != fetch.received ||
+      bytes.size() > fetch.buffer.size() - fetch.received) {
+    return false;
+  }
+  std::memcpy(fetch.buffer.data() + fetch.received, bytes.data(), bytes.size());
+  fetch.received += bytes.size();
+  if (fetch.received < fetch.buffer.size()) return true;
+  ++stats_.messages_received;
+  stats_.bytes_received += fetch.received;
+  core::Event event;
+  event.kind = core::EventKind::kRecvDone;
+  event.token = fetch.token;
+  event.remote = fetch.info;
+  ready_.events.push_back(std::move(event));
+  has_ready_.store(true, std::memory_order_release);
+  fetches_.erase(it);
+  return true;
+}
+
+bool Link::OnRefused(const RingReader::Record& record) {
+  RecordInfo raw;
+  if (record.header.body_bytes != sizeof(raw)) return false;
+  std::memcpy(&raw, record.body, sizeof(raw));
+  const auto it = outgoing_.find(record.header.id);
+  if (it == outgoing_.end()) return true;
+  Outgoing& out = it->second;
+  if (out.state == Outgoing::State::kWithdrawn) {
+    if (out.freed) ready_.freed.push_back(std::move(out.freed));
+  } else {
+    core::Event event;
+    event.kind = core::EventKind::kMismatch;
+    event.token = out.token;
+    event.remote = FromRecord(raw);
+    ready_.events.push_back(std::move(event));
+  }
+  has_ready_.store(true, std::memory_order_release);
+  outgoing_.erase(it);
+  return true;
+}
+
+// Answers to our offers, and the peer's second thoughts about its own. One that is unknown is about
+// something that has ended meanwhile on this side.
+void Link::OnAnswer(RecordKind kind, uint64_t id) {
+  if (kind == RecordKind::kWithdraw) {
+    // Where it is being fetched in one copy, or was, kDone says so soon.
+    const auto it = std::ranges::find_if(kept_, [&](const auto& entry) {
+      return entry.second.offered && entry.second.id == id;
+    });
+    const auto fetch = fetches_.find(id);
+    if (it != kept_.end()) {
+      kept_.erase(it);
+    } else if (fetch == fetches_.end() || !fetch->second.streamed) {
+      return;
+    }
+    // One that was asked for stays open, as if it had never come: the kWant finds it withdrawn.
+    return Queue({RecordKind::kDropped, id, {}});
+  }
+  const auto it = outgoing_.find(id);
+  if (it == outgoing_.end()) return;
+  Outgoing& out = it->second;
+  const bool withdrawn = out.state == Outgoing::State::kWithdrawn;
+  if (kind == RecordKind::kWant) {
+    if (withdrawn || out.state != Outgoing::State::kOffered) return;
+    out.state = Outgoing::State::kStreaming;
+    streams_.push_back(id);
+    return;
+  }
+  if (withdrawn) {
+    if (out.freed) ready_.freed.push_back(std::move(out.freed));
+    has_ready_.store(true, std::memory_order_release);
+    outgoing_.erase(it);
+    return;
+  }
+  if (kind == RecordKind::kDropped) {
+    // The operation failed over there; this side hears of it by its own way, and cancels.
+    out.state = Outgoing::State::kDropped;
+    std::erase(streams_, id);
+    return;
+  }
+  ++stats_.messages_sent;
+  stats_.bytes_sent += out.data.size();
+  Report(core::EventKind::kSendDone, out.token, Status::Ok());
+  outgoing_.erase(it);
+}
+
+void Link::OnLeaving() {
+  left_ = true;
+  ended_.store(true, std::memory_order_relaxed);
+  // What it still offers was given up by its shutdown.
+  std::erase_if(kept_, [](const auto& entry) { return entry.second.offered; });
+  if (Outstanding()) FailLocked(ShutDownStatus());
+}
+
+}  // namespace uccl::shm

@@ -1,0 +1,312 @@
+// Messages over a link, in both ways of moving large ones, in every order of its two ends.
+#include "csrc/shm/link.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "csrc/shm/testing/pair.h"
+
+namespace uccl::shm {
+namespace {
+
+using testing::Info;
+using testing::Pair;
+using testing::PairOptions;
+using testing::Pattern;
+
+class Links : public ::testing::TestWithParam<bool> {
+ protected:
+  static PairOptions Options() {
+    PairOptions options;
+    options.one_copy = GetParam();
+    return options;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Copies, Links, ::testing::Values(true, false),
+                         [](const auto& info) { return info.param ? "One" : "Two"; });
+
+TEST_P(Links, MessagesOfAllSizes_ReceiverFirstAndSenderFirst) {
+  for (const bool receiver_first : {true, false}) {
+    Pair pair(Options());
+    uint64_t name = 1;
+    for (const size_t size : {0u, 1u, 63u, 1024u, 1025u, 5000u, 100'000u, 3'000'001u}) {
+      const std::vector<std::byte> data = Pattern(size, name);
+      std::vector<std::byte> buffer(size + 2, std::byte{0xee});
+      const core::MessageInfo info = Info(name, size);
+      const auto post = [&] {
+        pair[1].PostRecv(info, MutableBytes(buffer).subspan(1, size), 100 + name);
+      };
+      if (receiver_first) post();
+      pair[0].Send(info, data, name);
+      pair.Run();
+      if (!receiver_first) {
+        EXPECT_EQ(pair[1].Unexpected().size(), 1u);
+        post();
+        pair.Run();
+      }
+      ASSERT_TRUE(pair.EventOf(0, name).has_value()) << size;
+      ASSERT_TRUE(pair.EventOf(1, 100 + name).has_value()) << size;
+      const core::Event received = *pair.EventOf(1, 100 + name);
+      EXPECT_EQ(received.kind, core::EventKind::kRecvDone);
+      EXPECT_TRUE(received.status.ok() && pair.EventOf(0, name)->status.ok());
+      EXPECT_EQ(received.remote.note, info.note);
+      EXPECT_EQ(std::memcmp(buffer.data() + 1, data.data(), size), 0) << size;
+      EXPECT_TRUE(buffer.front() == std::byte{0xee} && buffer.back() == std::byte{0xee});
+      ++name;
+    }
+    EXPECT_TRUE(pair[0].Drained() && pair[1].Drained());
+    const LinkStats sent = pair[0].stats(), received = pair[1].stats();
+    EXPECT_EQ(sent.messages_sent, name - 1);
+    EXPECT_EQ(received.messages_received, name - 1);
+    EXPECT_EQ(sent.bytes_sent, received.bytes_received);
+    EXPECT_EQ(received.kept_bytes, 0u);
+    // The large ones went the way that was asked for.
+    const uint64_t large = 1025 + 5000 + 100'000 + 3'000'001;
+    EXPECT_EQ(received.fetched_bytes, GetParam() ? large : 0u);
+    EXPECT_EQ(sent.fragment_bytes, GetParam() ? 0u : large);
+  }
+}
+
+TEST_P(Links, ManyMessagesThroughASmallRing_BothWays) {
+  PairOptions options = Options();
+  options.ring_bytes = 4096;
+  options.eager_buffer_bytes = 3000;  // most have to be offered
+  Pair pair(options);
+  constexpr uint64_t kMessages = 300;
+  std::vector<std::vector<std::byte>> data, buffers(2 * kMessages);
+  for (uint64_t i = 0; i < 2 * kMessages; ++i) data.push_back(Pattern(i * 11 % 2500, i));
+  for (uint64_t i = 0; i < kMessages; ++i) {
+    for (const uint64_t end : {0, 1}) {
+      const uint64_t name = end * kMessages + i;
+      pair[end].Send(Info(name, data[name].size()), data[name], name);
+    }
+    if (i % 64 == 63) pair.Turn(i / 64 % 2);
+  }
+  EXPECT_GT(pair[0].stats().ring_full, 0u);
+  pair.Run();
+  for (uint64_t i = 0; i < kMessages; ++i) {
+    for (const uint64_t end : {0, 1}) {
+      const uint64_t name = (1 - end) * kMessages + i;
+      buffers[name].resize(data[name].size());
+      pair[end].PostRecv(Info(name, data[name].size()), buffers[name], 10'000 + name);
+    }
+    if (i % 5 == 0) pair.Turn(i % 2);
+  }
+  pair.Run();
+  EXPECT_EQ(pair.events(0).size(), 2 * kMessages);
+  EXPECT_EQ(pair.events(1).size(), 2 * kMessages);
+  for (uint64_t i = 0; i < 2 * kMessages; ++i) EXPECT_EQ(buffers[i], data[i]) << i;
+}
+
+TEST_P(Links, AShortMessageOvertakesALongOne) {
+  Pair pair(Options());
+  const std::vector<std::byte> lots = Pattern(8 << 20, 1), few = Pattern(8, 2);
+  std::vector<std::byte> lots_in(lots.size()), few_in(few.size());
+  pair[1].PostRecv(Info(1, lots.size()), lots_in, 11);
+  pair[1].PostRecv(Info(2, few.size()), few_in, 12);
+  pair[0].Send(Info(1, lots.size()), lots, 1);
+  pair.Turn(1);
+  pair.Turn(0);
+  pair.Turn(1);
+  pair[0].Send(Info(2, few.size()), few, 2);
+  // Behind at most what one ring holds, or one piece.
+  for (int i = 0; i < 4 && !pair.EventOf(1, 12); ++i) {
+    pair.Turn(0);
+    pair.Turn(1);
+  }
+  EXPECT_TRUE(pair.EventOf(1, 12).has_value());
+  EXPECT_FALSE(pair.EventOf(1, 11).has_value());
+  pair.Run();
+  EXPECT_TRUE(pair.EventOf(1, 11).has_value());
+  EXPECT_EQ(lots_in, lots);
+}
+
+TEST_P(Links, MismatchesAreShownToBothSidesAndPlaceNothing) {
+  Pair pair(Options());
+  const std::vector<std::byte> data = Pattern(5000, 1);
+  std::vector<std::byte> buffer(6000, std::byte{1});
+  for (const bool receiver_first : {true, false}) {
+    const uint64_t name = receiver_first ? 1 : 2;
+    core::MessageInfo theirs = Info(name, 6000);
+    theirs.note[1] = std::byte{0x77};
+    if (receiver_first) pair[1].PostRecv(theirs, buffer, 10 + name);
+    pair[0].Send(Info(name, 5000), data, name);
+    pair.Run();
+    if (!receiver_first) pair[1].PostRecv(theirs, buffer, 10 + name);
+    pair.Run();
+    ASSERT_TRUE(pair.EventOf(1, 10 + name) && pair.EventOf(0, name));
+    EXPECT_EQ(pair.EventOf(1, 10 + name)->kind, core::EventKind::kMismatch);
+    EXPECT_EQ(pair.EventOf(1, 10 + name)->remote.size_bytes, 5000u);
+    EXPECT_EQ(pair.EventOf(0, name)->kind, core::EventKind::kMismatch);
+    EXPECT_EQ(pair.EventOf(0, name)->remote.size_bytes, 6000u);
+    EXPECT_EQ(pair.EventOf(0, name)->remote.note[1], std::byte{0x77});
+  }
+  EXPECT_EQ(buffer, std::vector<std::byte>(6000, std::byte{1}));
+  // An equal size with another digest, small enough to go at once: the receiver sees it.
+  core::MessageInfo other = Info(3, 10);
+  other.digest ^= 1;
+  pair[1].PostRecv(other, MutableBytes(buffer).first(10), 13);
+  pair[0].Send(Info(3, 10), Bytes(data).first(10), 3);
+  pair.Run();
+  EXPECT_EQ(pair.EventOf(1, 13)->kind, core::EventKind::kMismatch);
+}
+
+TEST_P(Links, CancelledReceives) {
+  Pair pair(Options());
+  const std::vector<std::byte> data = Pattern(3 << 20, 1);
+  std::vector<std::byte> buffer(data.size());
+  const auto never = [] { FAIL() << "it was free at once"; };
+  // Before anything came; the message then finds no receive.
+  pair[1].PostRecv(Info(1, 100), MutableBytes(buffer).first(100), 11);
+  EXPECT_TRUE(pair[1].Cancel(false, 11, never));
+  pair[0].Send(Info(1, 100), Bytes(data).first(100), 1);
+  pair.Run();
+  EXPECT_EQ(pair[1].Unexpected().size(), 1u);
+  // With its event not handed out yet.
+  pair[1].PostRecv(Info(1, 100), MutableBytes(buffer).first(100), 12);
+  EXPECT_TRUE(pair[1].Cancel(false, 12, never));
+  pair.Run();
+  EXPECT_EQ(pair.CountOf(1, 11) + pair.CountOf(1, 12), 0u);
+  // In the middle of a large one: the sender is told that nobody takes it.
+  pair[1].PostRecv(Info(2, data.size()), buffer, 13);
+  pair[0].Send(Info(2, data.size()), data, 2);
+  for (int i = 0; i < 3; ++i) pair.Turn(i % 2);
+  pair.Turn(1);
+  EXPECT_TRUE(pair[1].Cancel(false, 13, never));
+  const std::vector<std::byte> before = buffer;
+  pair.Run();
+  EXPECT_EQ(buffer, before) << "written after it was free";
+  EXPECT_EQ(pair.CountOf(1, 13), 0u);
+  EXPECT_FALSE(pair.EventOf(0, 2).has_value());
+  EXPECT_TRUE(pair[0].Cancel(true, 2, never));
+  EXPECT_TRUE(pair[0].Drained());
+  EXPECT_TRUE(pair[1].Cancel(false, 999, never)) << "unknown";
+}
+
+TEST(Link, AReceiveIsFreeOnlyWhenNoThreadCopiesIntoIt) {
+  Pair pair;
+  const std::vector<std::byte> data = Pattern(3 << 20, 1);
+  std::vector<std::byte> buffer(data.size());
+  pair[1].PostRecv(Info(1, data.size()), buffer, 11);
+  pair[0].Send(Info(1, data.size()), data, 1);
+  pair.Turn(1, /*copy=*/false);
+  const auto piece = pair[1].Claim();
+  ASSERT_TRUE(piece.has_value());
+  bool freed = false;
+  EXPECT_FALSE(pair[1].Cancel(false, 11, [&] { freed = true; }));
+  EXPECT_FALSE(pair[1].Claim().has_value()) << "no more of it";
+  pair.Run();
+  EXPECT_FALSE(freed);
+  Deliveries d;
+  pair[1].Finish(*piece, pair[1].Copy(*piece), &d);
+  pair.Take(1, &d);
+  EXPECT_TRUE(freed);
+  EXPECT_EQ(pair.CountOf(1, 11), 0u);
+}
+
+TEST_P(Links, CancelledSends) {
+  Pair pair(Options());
+  const std::vector<std::byte> data = Pattern(3 << 20, 1);
+  std::vector<std::byte> buffer(data.size());
+  // Offered and never asked for: the peer lets go of it.
+  pair[0].Send(Info(1, data.size()), data, 1);
+  pair.Run();
+  bool freed = false;
+  EXPECT_FALSE(pair[0].Cancel(true, 1, [&] { freed = true; }));
+  EXPECT_FALSE(freed) << "the peer may be reading";
+  pair.Run();
+  EXPECT_TRUE(freed);
+  EXPECT_TRUE(pair[1].Unexpected().empty());
+  EXPECT_EQ(pair.CountOf(0, 1), 0u);
+  // While it is taken.
+  pair[1].PostRecv(Info(2, data.size()), buffer, 12);
+  pair[0].Send(Info(2, data.size()), data, 2);
+  pair.Turn(1);
+  freed = pair[0].Cancel(true, 2, [&] { freed = true; });
+  pair.Run();
+  EXPECT_TRUE(freed);
+  EXPECT_EQ(pair.CountOf(0, 2), 0u);
+  if (GetParam()) {
+    EXPECT_EQ(buffer, data) << "the receiver had begun, and the memory was left alone until it ended";
+  } else {
+    EXPECT_FALSE(pair.EventOf(1, 12).has_value());
+    EXPECT_TRUE(pair[1].Cancel(false, 12, nullptr));
+  }
+  EXPECT_TRUE(pair[0].Drained() && pair[1].Drained());
+}
+
+TEST(Link, ASendThatWaitsForRoomIsFreeAtOnce) {
+  PairOptions options;
+  options.ring_bytes = 4096;
+  Pair pair(options);
+  const std::vector<std::byte> data = Pattern(900, 1);
+  uint64_t token = 1;
+  while (pair[0].stats().ring_full == 0) {
+    pair[0].Send(Info(token, data.size()), data, token);
+    ++token;
+  }
+  const uint64_t waiting = token - 1;
+  EXPECT_FALSE(pair[0].Drained());
+  EXPECT_TRUE(pair[0].Cancel(true, waiting, nullptr));
+  EXPECT_TRUE(pair[0].Drained());
+  pair.Run();
+  EXPECT_EQ(pair.CountOf(0, waiting), 0u);
+  EXPECT_EQ(pair[1].Unexpected().size(), waiting - 1);
+}
+
+TEST_P(Links, DiscardedTags_DropWhatCameAndWhatComes) {
+  Pair pair(Options());
+  const std::vector<std::byte> data = Pattern(5000, 1);
+  uint64_t name = 1;
+  for (const size_t size : {100u, 5000u}) {
+    for (const bool early : {true, false}) {
+      if (early) pair[1].Discard(Info(name, size).tag);
+      pair[0].Send(Info(name, size), Bytes(data).first(size), name);
+      pair.Run();
+      if (!early) {
+        EXPECT_EQ(pair[1].Unexpected().size(), 1u);
+        pair[1].Discard(Info(name, size).tag);
+        pair.Run();
+      }
+      EXPECT_TRUE(pair[1].Unexpected().empty());
+      if (size > 1024) {
+        EXPECT_FALSE(pair.EventOf(0, name).has_value());
+        EXPECT_TRUE(pair[0].Cancel(true, name, nullptr)) << "nobody reads it";
+      }
+      ++name;
+    }
+  }
+  EXPECT_TRUE(pair[0].Drained());
+  EXPECT_EQ(pair[1].stats().kept_bytes, 0u);
+}
+
+TEST(Link, EarlyMessagesAreBounded_TheRestIsOffered) {
+  PairOptions options;
+  options.eager_buffer_bytes = 2500;
+  Pair pair(options);
+  const std::vector<std::byte> data = Pattern(1000, 1);
+  std::vector<std::byte> buffer(1000);
+  for (uint64_t name = 1; name <= 5; ++name) pair[0].Send(Info(name, 1000), data, name);
+  pair.Run();
+  EXPECT_LE(pair[1].stats().kept_bytes, 2500u);
+  EXPECT_EQ(pair[1].Unexpected().size(), 5u);
+  EXPECT_EQ(pair[1].Unexpected()[4].tag, Info(5, 0).tag) << "oldest first";
+  EXPECT_EQ(pair.events(0).size(), 2u) << "two went at once";
+  for (uint64_t name = 1; name <= 5; ++name) {
+    buffer.assign(1000, std::byte{0});
+    pair[1].PostRecv(Info(name, 1000), buffer, 10 + name);
+    pair.Run();
+    EXPECT_EQ(buffer, data);
+  }
+  EXPECT_EQ(pair.events(0).size(), 5u);
+  // The room came back.
+  pair[0].Send(Info(6, 1000), data, 6);
+  pair[0].Send(Info(7, 1000), data, 7);
+  EXPECT_TRUE(pair[0].Drained());
+}
+
+}  // namespace
+}  // namespace uccl::shm
