@@ -1,9 +1,9 @@
 // Offers the core to others while polling.
 //
-// Where threads outnumber cores, the work that a polling thread waits for may need its core. Measured
-// on 2 busy cores: 8 bytes there and back over UDP in 50 us, against 640 us without the yield. A
-// yield that comes back at once shows that nobody else wants the core now; then the next turns do
-// without.
+// Where threads outnumber cores, the work that a polling thread waits for may need its core.
+// Measured on 2 busy cores: 8 bytes there and back over UDP in 50 us, against 640 us without the
+// yield. A yield that comes back at once shows that nobody else wants the core now; then the next
+// turns do without.
 #pragma once
 
 #include <chrono>

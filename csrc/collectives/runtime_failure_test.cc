@@ -146,20 +146,27 @@ TEST(RuntimeFailure, Abort_FailsOperationsNowAndLaterUntilShutdown) {
 // The engine goes on after an abort, so what was sent ahead for receives that were never posted
 // must not stay in its buffers.
 TEST(RuntimeFailure, Abort_DropsWhatWasSentAhead) {
-  Fleet fleet({2, 1}, ShortDeadline(1000));
-  ASSERT_TRUE(fleet.Start());
-  const TestOp op =
-      fleet.Compile(OpKind::kAllToAll, DType::kF32, ReduceOp::kNone, {3, 100}, /*site=*/1);
-  // Rank 2 sends to ranks 0 and 1 of the other process; rank 1 never comes to receive.
-  const Outcomes stuck = SubmitSome(&fleet, op, {0, 2}, 1);
-  const auto buffered = [&fleet] {
-    return fleet[0].Stats().engine.peers.at(1).eager_bytes_buffered;
-  };
-  while (buffered() == 0 && !stuck[0]->done()) std::this_thread::yield();
-  EXPECT_GT(buffered(), 0u);
-  for (const auto& outcome : stuck) EXPECT_EQ(outcome->Wait().code, StatusCode::kPeerTimeout);
-  EXPECT_EQ(buffered(), 0u);
-  fleet.Shutdown();
+  for (const char* shared : {"off", "on"}) {
+    SCOPED_TRACE(shared);
+    Config config = ShortDeadline(1000);
+    config.shared_memory = shared;
+    Fleet fleet({2, 1}, config);
+    ASSERT_TRUE(fleet.Start());
+    const TestOp op =
+        fleet.Compile(OpKind::kAllToAll, DType::kF32, ReduceOp::kNone, {3, 100}, /*site=*/1);
+    // Rank 2 sends to ranks 0 and 1 of the other process; rank 1 never comes to receive.
+    const Outcomes stuck = SubmitSome(&fleet, op, {0, 2}, 1);
+    const auto buffered = [&] {
+      const engine::EngineStats stats = fleet[0].Stats().engine;
+      return stats.shared.empty() ? stats.peers.at(1).eager_bytes_buffered
+                                  : stats.shared.at(1).kept_bytes;
+    };
+    while (buffered() == 0 && !stuck[0]->done()) std::this_thread::yield();
+    EXPECT_GT(buffered(), 0u);
+    for (const auto& outcome : stuck) EXPECT_EQ(outcome->Wait().code, StatusCode::kPeerTimeout);
+    EXPECT_EQ(buffered(), 0u);
+    fleet.Shutdown();
+  }
 }
 
 TEST(RuntimeFailure, Abort_WithNothingInFlightEndsWithShutdown) {

@@ -10,6 +10,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "csrc/collectives/reduce.h"
@@ -84,13 +85,26 @@ std::string Text(const std::vector<int>& devices) {
   return s;
 }
 
-class Placement : public ::testing::TestWithParam<std::vector<int>> {};
+// Devices of each process, and how the processes talk: over the network, over shared memory with
+// one copy of large messages, or with two.
+enum class Way { kNetwork, kOneCopy, kTwoCopies };
+class Placement : public ::testing::TestWithParam<std::tuple<std::vector<int>, Way>> {
+ protected:
+  static std::vector<int> Devices() { return std::get<0>(GetParam()); }
+  static Config Settings() {
+    Config config;
+    const Way way = std::get<1>(GetParam());
+    config.shared_memory = way == Way::kNetwork ? "off" : "on";
+    config.shm_one_copy = way == Way::kOneCopy;
+    return config;
+  }
+};
 
 // Sizes around every switch of protocol: nothing, fewer elements than processes, direct, split,
 // eager and large.
 TEST_P(Placement, ResultsAreThoseOfOneProcess) {
-  SCOPED_TRACE(Text(GetParam()));
-  Fleet fleet(GetParam());
+  SCOPED_TRACE(Text(Devices()));
+  Fleet fleet(Devices(), Settings());
   ASSERT_TRUE(fleet.Start());
   const auto n = static_cast<int64_t>(fleet.ranks());
   std::vector<TestOp> ops;
@@ -131,10 +145,12 @@ TEST_P(Placement, ResultsAreThoseOfOneProcess) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Runtime, Placement,
-                         ::testing::Values(std::vector<int>{1}, std::vector<int>{8},
-                                           std::vector<int>{4, 4}, std::vector<int>{1, 1, 1, 1},
-                                           std::vector<int>{2, 2, 2}, std::vector<int>{3, 1, 2}));
+INSTANTIATE_TEST_SUITE_P(
+    Runtime, Placement,
+    ::testing::Combine(::testing::Values(std::vector<int>{1}, std::vector<int>{8},
+                                         std::vector<int>{4, 4}, std::vector<int>{1, 1, 1, 1},
+                                         std::vector<int>{2, 2, 2}, std::vector<int>{3, 1, 2}),
+                       ::testing::Values(Way::kNetwork, Way::kOneCopy, Way::kTwoCopies)));
 
 // As XLA runs it: each device on a thread of its own, independent calls in another order on each.
 void RunDevices(Fleet* fleet, const std::vector<TestOp>& ops, int runs) {
@@ -183,9 +199,25 @@ TEST(Runtime, OneProcess_EightThreadsManyOperations) {
 }
 
 TEST(Runtime, TwoProcesses_DeviceThreadsManyOperations) {
-  Fleet fleet({2, 2});
+  for (const char* shared : {"off", "on"}) {
+    SCOPED_TRACE(shared);
+    Config config;
+    config.shared_memory = shared;
+    Fleet fleet({2, 2}, config);
+    ASSERT_TRUE(fleet.Start());
+    RunDevices(&fleet, MixedOperations(&fleet), 50);
+    fleet.Shutdown();
+  }
+}
+
+// One rank each, so that calls wait on their own threads for what the other sends.
+TEST(Runtime, TwoProcesses_CallsThatStay) {
+  Config config;
+  config.shared_memory = "on";
+  config.stay_us = 2000;  // where the order of calls differs, in vain
+  Fleet fleet({1, 1}, config);
   ASSERT_TRUE(fleet.Start());
-  RunDevices(&fleet, MixedOperations(&fleet), 50);
+  RunDevices(&fleet, MixedOperations(&fleet), 15);
   fleet.Shutdown();
 }
 
@@ -302,7 +334,9 @@ TEST(Runtime, InFlight_ShowsWhoIsMissing) {
 }
 
 TEST(Runtime, Stats_CountBytesOnTheWire) {
-  Fleet fleet({1, 1});
+  Config config;
+  config.shared_memory = "off";
+  Fleet fleet({1, 1}, config);
   ASSERT_TRUE(fleet.Start());
   TestOp op = fleet.Compile(OpKind::kAllToAll, DType::kU8, ReduceOp::kNone, {2, 100'000}, 1);
   const auto in = RandomInputs(op, 2, 1);
@@ -313,6 +347,21 @@ TEST(Runtime, Stats_CountBytesOnTheWire) {
   const core::ConnectionStats& peer = stats.engine.peers.at(1);
   EXPECT_GE(peer.payload_bytes_received, 100'000u);
   EXPECT_LT(peer.payload_bytes_received, 110'000u);
+  EXPECT_TRUE(stats.engine.shared.empty());
+  fleet.Shutdown();
+}
+
+TEST(Runtime, Stats_CountBytesInSharedMemory) {
+  Fleet fleet({1, 1});
+  ASSERT_TRUE(fleet.Start());
+  TestOp op = fleet.Compile(OpKind::kAllToAll, DType::kU8, ReduceOp::kNone, {2, 100'000}, 1);
+  const auto in = RandomInputs(op, 2, 1);
+  ExpectResults(fleet.SubmitAll(op, in, {0, 1}, 1), Expected(op, in));
+  const RuntimeStats stats = fleet[0].Stats();
+  ASSERT_TRUE(stats.engine.shared.contains(1)) << stats.engine.not_shared_because;
+  EXPECT_EQ(stats.engine.shared.at(1).bytes_received, 100'000u);
+  EXPECT_EQ(stats.engine.shared.at(1).bytes_sent, 100'000u);
+  EXPECT_EQ(stats.engine.peers.at(1).payload_bytes_received, 0u);
   fleet.Shutdown();
 }
 

@@ -32,7 +32,9 @@ TEST(ScratchPool, MemoryComesBack) {
 TEST(ScratchPool, ALargeBufferIsNotWastedOnASmallRequest) {
   ScratchPool pool;
   pool.set_keep_bytes(10 << 20);
-  { ScratchPool::Buffer large = pool.Take(8 << 20); }
+  {
+    ScratchPool::Buffer large = pool.Take(8 << 20);
+  }
   const uint64_t kept = pool.kept_bytes();
   ScratchPool::Buffer small = pool.Take(4096);
   EXPECT_EQ(pool.kept_bytes(), kept);

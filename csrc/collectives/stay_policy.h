@@ -1,10 +1,11 @@
 // Whether the last rank to call an operation waits for its messages on its own thread.
 //
 // Where all processes call at about the same time, an operation over shared memory is over within
-// microseconds: to wait that long where one is costs less than to sleep and be woken, and the result
-// is there when the call returns. The wait is short and bounded, depends on no other thread of XLA's,
-// and gives the core away whenever somebody wants it. Where peers come late it would only burn a
-// thread of XLA's, so it is given up after a row of waits in vain, and tried again now and then.
+// microseconds: to wait that long where one is costs less than to sleep and be woken, and the
+// result is there when the call returns. The wait is short and bounded, depends on no other thread
+// of XLA's, and gives the core away whenever somebody wants it. Where peers come late it would only
+// burn a thread of XLA's, so it is given up after a row of waits in vain, and tried again now and
+// then.
 #pragma once
 
 #include <algorithm>

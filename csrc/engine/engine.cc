@@ -148,8 +148,8 @@ struct Engine::Impl final : EngineSink, shm::Sink {
   std::vector<std::unique_ptr<Worker>> workers;  // fixed once started
   std::unique_ptr<shm::Messenger> shared;        // likewise; null where there is none
   std::string not_shared_because;
-  std::mutex mutex;                              // guards the two below
-  std::set<int32_t> lost;                        // processes
+  std::mutex mutex;        // guards the two below
+  std::set<int32_t> lost;  // processes
   std::vector<int> cpus;
   std::mutex stop_mutex;  // one Shutdown at a time
 };
@@ -211,8 +211,8 @@ Status Engine::Connect(ProcessId self, const std::vector<std::string>& addresses
   for (size_t process = 0; process < addresses.size(); ++process) {
     std::string text = addresses[process];
     shared.push_back(TakeSharedAddress(&text));
-    Result<std::vector<std::string>> split = SplitAddresses(
-        text, impl_->config.engines, ProcessId{static_cast<int32_t>(process)});
+    Result<std::vector<std::string>> split =
+        SplitAddresses(text, impl_->config.engines, ProcessId{static_cast<int32_t>(process)});
     if (!split.ok()) return split.status();
     for (size_t i = 0; i < by_worker.size(); ++i) {
       by_worker[i].push_back(std::move(split.value()[i]));

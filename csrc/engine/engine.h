@@ -5,8 +5,8 @@
 // and never block on the network. Callbacks run on engine threads, must not block, and must not
 // call XLA.
 //
-// Processes of one host talk over shared memory (csrc/shm) where the system allows it: their messages
-// pass these threads by, and whoever waits for one may look for it itself (Poll).
+// Processes of one host talk over shared memory (csrc/shm) where the system allows it: their
+// messages pass these threads by, and whoever waits for one may look for it itself (Poll).
 //
 // With several engines, engine i of a process talks to engine i of every other one, over
 // connections of its own. Which of them carries a message follows from its tag, alike on both ends,

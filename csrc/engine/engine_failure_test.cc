@@ -210,7 +210,7 @@ class EngineChild : public ::testing::Test {
 };
 
 TEST_F(EngineChild, Killed_IsNoticedLongBeforeTheSilenceLimit) {
-  Config config;
+  Config config = testing::OverNetwork();
   config.peer_silence_ms = 60000;
   ASSERT_NO_FATAL_FAILURE(StartChild(config));
   std::vector<std::byte> buffer(100000);
@@ -241,7 +241,7 @@ TEST_F(EngineChild, Killed_IsNoticedLongBeforeTheSilenceLimit) {
 }
 
 TEST_F(EngineChild, Stopped_IsNoticedAtTheSilenceLimitAndCostsNoCpu) {
-  Config config;
+  Config config = testing::OverNetwork();
   config.peer_silence_ms = 600;
   config.spin_us = 0;
   ASSERT_NO_FATAL_FAILURE(StartChild(config));
@@ -263,7 +263,7 @@ TEST_F(EngineChild, Stopped_IsNoticedAtTheSilenceLimitAndCostsNoCpu) {
 }
 
 TEST_F(EngineChild, Alive_PeerIsNotLostWhileItOwesUsAMessage) {
-  Config config;
+  Config config = testing::OverNetwork();
   config.peer_silence_ms = 200;
   ASSERT_NO_FATAL_FAILURE(StartChild(config));
   std::vector<std::byte> buffer(100);

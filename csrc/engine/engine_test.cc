@@ -121,7 +121,7 @@ TEST(Engine, Messages_ManySmallOnes) {
 }
 
 TEST(Engine, Messages_WithTinyDatagramsBuffersAndWindows) {
-  Config config;
+  Config config = testing::OverNetwork();
   config.max_datagram_bytes = 1400;
   config.socket_buffer_bytes = 65536;
   config.window_bytes = 3000;
@@ -140,7 +140,7 @@ TEST(Engine, Messages_WithEveryPathPolicyAndController) {
     for (const core::CongestionControllerRow& controller : core::CongestionControllers()) {
       for (const char* scope : {"connection", "path"}) {
         SCOPED_TRACE(std::string(policy.name) + " " + controller.name + " " + scope);
-        Config config;
+        Config config = testing::OverNetwork();
         config.path_policy = policy.name;
         config.congestion_control = controller.name;
         config.cc_scope = scope;
@@ -170,7 +170,7 @@ TEST(Engine, Messages_WithEveryPathPolicyAndController) {
 }
 
 TEST(Engine, Messages_BetweenDifferentlyConfiguredProcesses) {
-  Config small, large;
+  Config small = testing::OverNetwork(), large = small;
   small.paths = 1;
   small.eager_max_bytes = 100;
   small.max_datagram_bytes = 1400;
@@ -338,7 +338,7 @@ TEST(Engine, Send_ToNobodyIsReported) {
 
 // Three senders to one: its engine paces them together.
 TEST(Engine, Messages_WithReceiverCredits) {
-  Config config;
+  Config config = testing::OverNetwork();
   config.receiver_scheduler = "eqds";
   config.line_rate_mbps = 400;
   config.max_datagram_bytes = 1400;
@@ -364,7 +364,7 @@ TEST(Engine, Messages_WithReceiverCredits) {
 }
 
 TEST(Engine, Connect_ReceiverSchedulersMustAgree) {
-  Config config;
+  Config config = testing::OverNetwork();
   config.receiver_scheduler = "eqds";
   Cluster unpaced(2, config);
   EXPECT_NE(unpaced.ConnectOne(0).detail.find("line_rate_mbps"), std::string::npos);
@@ -399,10 +399,10 @@ TEST(Engine, Connect_ErrorsNameTheProcess) {
 
 TEST(Engine, Start_UnknownPolicyOrBackendIsAnError) {
   testing::RecordingSink sink;
-  Config config;
+  Config config = testing::OverNetwork();
   config.backend = "pigeon";
   EXPECT_EQ(Engine::Start(config, &sink).status().code, StatusCode::kInvalidArgument);
-  config = Config();
+  config = testing::OverNetwork();
   config.congestion_control = "prayer";
   Cluster cluster(2, config);
   Status status = cluster.ConnectOne(0);
@@ -429,7 +429,7 @@ TEST(Engine, Thread_HasItsName) {
 // but ask now and then whether somebody is there.
 TEST(Engine, Idle_SleepsBetweenTimers) {
   for (const int64_t spin_us : {0, 50}) {
-    Config config;
+    Config config = testing::OverNetwork();
     config.spin_us = spin_us;
     config.peer_silence_ms = 400;
     Cluster cluster(2, config);

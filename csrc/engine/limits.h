@@ -38,7 +38,8 @@ Result<Hello> DecodeHello(const std::string& text);
 std::string JoinAddresses(const std::vector<std::string>& addresses);
 Result<std::vector<std::string>> SplitAddresses(const std::string& text, int64_t engines,
                                                 ProcessId process);
-// Behind them, the address by which processes of the same host find it (csrc/shm), where it has one.
+// Behind them, the address by which processes of the same host find it (csrc/shm), where it has
+// one.
 void AddSharedAddress(const std::string& shared, std::string* text);
 // Takes it off again; empty where there is none.
 std::string TakeSharedAddress(std::string* text);

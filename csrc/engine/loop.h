@@ -85,8 +85,8 @@ class Loop final {
   void Handle(Nanos now, ConnectCommand& c);
   void Handle(Nanos now, ShutdownCommand& c);
   Status Connect(Nanos now, const ConnectCommand& c);
-  // Whether messages of this peer go through shared memory. Those that were handed in before Connect
-  // come through here all the same.
+  // Whether messages of this peer go through shared memory. Those that were handed in before
+  // Connect come through here all the same.
   bool Shares(ProcessId peer) const { return shared_ != nullptr && shared_->Reaches(peer); }
   // The link to an existing other process, or null after reporting the token to the sink.
   PeerLink* LinkOrReport(ProcessId peer, core::EventKind kind, uint64_t token);

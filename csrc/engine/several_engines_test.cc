@@ -22,7 +22,7 @@ using testing::Info;
 using testing::Pattern;
 
 Config With(int64_t engines) {
-  Config config;
+  Config config = testing::OverNetwork();
   config.engines = engines;
   config.paths = 2;
   return config;

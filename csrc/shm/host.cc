@@ -26,8 +26,7 @@ std::string EncodeAddress(const Address& a) {
                                           static_cast<uint64_t>(a.fd), a.nonce, a.probe};
   for (size_t i = 0; i < fields.size(); ++i) {
     std::array<char, 20> digits{};
-    const auto end =
-        std::to_chars(digits.data(), digits.data() + digits.size(), fields[i], 16).ptr;
+    const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), fields[i], 16).ptr;
     text.append(i > 0 ? ":" : "").append(digits.data(), end);
   }
   return text;
@@ -35,9 +34,9 @@ std::string EncodeAddress(const Address& a) {
 
 Result<Address> DecodeAddress(const std::string& text) {
   const Status malformed = Status::Error(
-      StatusCode::kInvalidArgument,
-      "a process published the shared-memory address \"" + text + "\", which is none of this "
-      "version; install the same version of jax_uccl everywhere");
+      StatusCode::kInvalidArgument, "a process published the shared-memory address \"" + text +
+                                        "\", which is none of this "
+                                        "version; install the same version of jax_uccl everywhere");
   if (!text.starts_with(kPrefix)) return malformed;
   std::array<uint64_t, 5> fields{};
   const char* at = text.data() + kPrefix.size();
@@ -69,11 +68,10 @@ Result<uint64_t> HostIdentity() {
   Hasher hasher;
   hasher.Text(boot);
   for (const char* name : {"/proc/self/ns/pid", "/proc/self/ns/user"}) {
-    struct stat facts {};
+    struct stat facts{};
     if (stat(name, &facts) != 0) {
-      return Status::Error(StatusCode::kUnsupported,
-                           std::string(name) +
-                               " cannot be read: " + std::generic_category().message(errno));
+      return Status::Error(StatusCode::kUnsupported, std::string(name) + " cannot be read: " +
+                                                         std::generic_category().message(errno));
     }
     hasher.Word(facts.st_dev).Word(facts.st_ino);
   }

@@ -10,7 +10,7 @@ namespace uccl::shm {
 
 // Published by each process, read by all others.
 struct Address {
-  uint64_t host = 0;   // equal where processes can reach each other's memory
+  uint64_t host = 0;  // equal where processes can reach each other's memory
   int64_t pid = 0;
   int64_t fd = 0;      // of the segment, in that process
   uint64_t nonce = 0;  // of the segment

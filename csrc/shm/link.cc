@@ -163,7 +163,8 @@ bool Link::Write(const Note& note) {
     case RecordKind::kMessage:
       return WriteMessage(note.id);
     case RecordKind::kRefused: {
-      std::byte* const body = writer_.Reserve(static_cast<uint32_t>(note.kind), note.id, sizeof(RecordInfo));
+      std::byte* const body =
+          writer_.Reserve(static_cast<uint32_t>(note.kind), note.id, sizeof(RecordInfo));
       if (body == nullptr) return false;
       std::memcpy(body, &note.info, sizeof(RecordInfo));
       break;
@@ -321,8 +322,7 @@ std::optional<Link::Piece> Link::Claim() {
   Fetch& fetch = fetches_.at(id);
   const uint64_t size = fetch.buffer.size();
   const uint64_t bytes = std::min(kPieceBytes, size - fetch.claimed);
-  const Piece piece{id, fetch.address + fetch.claimed,
-                    fetch.buffer.subspan(fetch.claimed, bytes)};
+  const Piece piece{id, fetch.address + fetch.claimed, fetch.buffer.subspan(fetch.claimed, bytes)};
   fetch.claimed += bytes;
   ++fetch.copying;
   to_copy_.pop_front();
@@ -364,8 +364,8 @@ void Link::Finish(const Piece& piece, const Status& status, Deliveries* out) {
 // All bytes were read from the peer's memory; were they still the message?
 void Link::Conclude(uint64_t id) {
   // Acquire: the copies above happen before this look. The peer gives up (a store) before it lets
-  // go of any buffer, so if it has not by now, the memory was the message while it was copied. And a
-  // process that lives now was the one behind its number all the time.
+  // go of any buffer, so if it has not by now, the memory was the message while it was copied. And
+  // a process that lives now was the one behind its number all the time.
   if (GaveUp() || !process_->Alive()) {
     FailLocked(Status::Error(StatusCode::kPeerLost, "the process ended while its data were read"));
     return;
@@ -421,11 +421,11 @@ void Link::Check(Nanos now, Deliveries* out) {
       seen_turns_ = turns;
       turned_at_ = now;
     } else if (now - turned_at_ >= options_.peer_silence) {
-      FailLocked(Status::Error(
-          StatusCode::kPeerLost,
-          "its thread for shared memory has not run for " +
-              std::to_string(ToMillis(now - turned_at_)) +
-              " ms (peer_silence_ms): the process is stopped, or starved of CPU"));
+      FailLocked(
+          Status::Error(StatusCode::kPeerLost,
+                        "its thread for shared memory has not run for " +
+                            std::to_string(ToMillis(now - turned_at_)) +
+                            " ms (peer_silence_ms): the process is stopped, or starved of CPU"));
     }
     if (!failed_) RingBell(theirs_->header());  // a turn is what it answers with
   }
@@ -540,9 +540,8 @@ LinkStats Link::stats() const {
 }
 
 Status Link::ShutDownStatus() const {
-  Status status = Status::Error(StatusCode::kPeerLost, "process " +
-                                                           std::to_string(ToInt(options_.peer)) +
-                                                           " shut down");
+  Status status = Status::Error(StatusCode::kPeerLost,
+                                "process " + std::to_string(ToInt(options_.peer)) + " shut down");
   status.process = ToInt(options_.peer);
   return status;
 }

@@ -4,16 +4,17 @@
 //
 // Threads: any thread may call; one mutex guards the state and is held for bounded work only (some
 // records, copies of at most a ring's content). Large copies run outside it: a thread claims a
-// piece of a fetch, copies it, and reports it finished, so several threads can share one message and
-// a short one is never stuck behind a long one. Events and callbacks are handed out by Drain and
-// Finish and run by their caller without the mutex.
+// piece of a fetch, copies it, and reports it finished, so several threads can share one message
+// and a short one is never stuck behind a long one. Events and callbacks are handed out by Drain
+// and Finish and run by their caller without the mutex.
 //
 // Ownership of buffers. A receive buffer is ours to write from PostRecv until its event, and a
 // fetch that was cancelled ends only when no thread copies into it. A send buffer is read by the
-// peer's process on its own: after kOffer it is the peer's until it says kDone, kRefused or kDropped,
-// so a cancelled send waits for one of them. Two things end that wait early: the peer has died, or
-// this side gives the link up. The latter is written into shared memory before any buffer is let go,
-// and the peer looks there after each fetch, so it never takes stale memory for the message.
+// peer's process on its own: after kOffer it is the peer's until it says kDone, kRefused or
+// kDropped, so a cancelled send waits for one of them. Two things end that wait early: the peer has
+// died, or this side gives the link up. The latter is written into shared memory before any buffer
+// is let go, and the peer looks there after each fetch, so it never takes stale memory for the
+// message.
 //
 //   open --kLeaving arrives--> left --something outstanding--> failed ("shut down")
 //     \--the process died, went silent, gave up, or broke the protocol--> failed
@@ -56,9 +57,9 @@ struct LinkOptions {
 struct LinkStats {
   uint64_t messages_sent = 0, messages_received = 0;  // whole ones
   uint64_t bytes_sent = 0, bytes_received = 0;        // payload of those
-  uint64_t fetched_bytes = 0;     // of the received: in one copy out of the peer's memory
-  uint64_t fragment_bytes = 0;    // of the sent: through the ring because the peer asked for it
-  uint64_t ring_full = 0;         // times that a record had to wait
+  uint64_t fetched_bytes = 0;   // of the received: in one copy out of the peer's memory
+  uint64_t fragment_bytes = 0;  // of the sent: through the ring because the peer asked for it
+  uint64_t ring_full = 0;       // times that a record had to wait
   uint64_t unexpected_messages = 0, kept_bytes = 0;  // now
   bool one_copy = false;
 };
@@ -86,8 +87,8 @@ class Link final {
   // As core::Connection::Discard, for a receive.
   void Discard(const core::MessageTag& tag);
 
-  // Reads what came, writes what waited. False when there was nothing to do, or another thread is at
-  // it.
+  // Reads what came, writes what waited. False when there was nothing to do, or another thread is
+  // at it.
   bool Drain(Deliveries* out);
 
   // A part of a large message to copy, if any waits.

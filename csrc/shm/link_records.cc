@@ -82,9 +82,9 @@ void Link::ReturnCredit(uint64_t bytes) {
   // Only this side writes it, under the mutex; a count, so relaxed. The writer looks at it when it
   // sends again.
   std::atomic<uint64_t>& returned = reader_.header()->eager_returned;
-  returned.store(returned.load(std::memory_order_relaxed) + bytes +
-                     static_cast<uint64_t>(kKeptOverheadBytes),
-                 std::memory_order_relaxed);
+  returned.store(
+      returned.load(std::memory_order_relaxed) + bytes + static_cast<uint64_t>(kKeptOverheadBytes),
+      std::memory_order_relaxed);
 }
 
 // An eager message that is no longer kept.
@@ -231,9 +231,8 @@ bool Link::OnRefused(const RingReader::Record& record) {
 void Link::OnAnswer(RecordKind kind, uint64_t id) {
   if (kind == RecordKind::kWithdraw) {
     // Where it is being fetched in one copy, or was, kDone says so soon.
-    const auto it = std::ranges::find_if(kept_, [&](const auto& entry) {
-      return entry.second.offered && entry.second.id == id;
-    });
+    const auto it = std::ranges::find_if(
+        kept_, [&](const auto& entry) { return entry.second.offered && entry.second.id == id; });
     const auto fetch = fetches_.find(id);
     if (it != kept_.end()) {
       kept_.erase(it);

@@ -230,7 +230,8 @@ TEST_P(Links, CancelledSends) {
   EXPECT_TRUE(freed);
   EXPECT_EQ(pair.CountOf(0, 2), 0u);
   if (GetParam()) {
-    EXPECT_EQ(buffer, data) << "the receiver had begun, and the memory was left alone until it ended";
+    EXPECT_EQ(buffer, data)
+        << "the receiver had begun, and the memory was left alone until it ended";
   } else {
     EXPECT_FALSE(pair.EventOf(1, 12).has_value());
     EXPECT_TRUE(pair[1].Cancel(false, 12, nullptr));

@@ -49,15 +49,14 @@ Result<std::unique_ptr<Messenger>> Messenger::Start(const Config& config, Sink* 
   if (getrandom(&address.nonce, sizeof(address.nonce), 0) != sizeof(address.nonce)) {
     return Status::Error(StatusCode::kUnsupported, "getrandom gives nothing");
   }
-  Result<std::unique_ptr<Segment>> segment =
-      Segment::Make(static_cast<size_t>(config.shm_ring_bytes), config.eager_buffer_bytes,
-                    address.nonce);
+  Result<std::unique_ptr<Segment>> segment = Segment::Make(
+      static_cast<size_t>(config.shm_ring_bytes), config.eager_buffer_bytes, address.nonce);
   if (!segment.ok()) return segment.status();
   address.fd = segment.value()->fd();
   auto probe = std::make_unique<uint64_t>(address.nonce);
   address.probe = reinterpret_cast<uint64_t>(probe.get());
-  return std::unique_ptr<Messenger>(new Messenger(config, std::move(segment.value()), address,
-                                                  std::move(probe), sink));
+  return std::unique_ptr<Messenger>(
+      new Messenger(config, std::move(segment.value()), address, std::move(probe), sink));
 }
 
 std::string Messenger::LocalAddress() const { return EncodeAddress(address_); }
@@ -92,9 +91,9 @@ Result<std::unique_ptr<Link>> Messenger::OpenLink(ProcessId peer, const Address&
         MutableBytes(reinterpret_cast<std::byte*>(&word), sizeof(word)), address.probe);
     options.one_copy = read.ok() && word == address.nonce;
   }
-  return std::make_unique<Link>(options, std::move(theirs.value()), std::move(process.value()),
-                                RingReader(segment_->ring(their_slot), segment_->data(their_slot),
-                                           segment_->ring_bytes()));
+  return std::make_unique<Link>(
+      options, std::move(theirs.value()), std::move(process.value()),
+      RingReader(segment_->ring(their_slot), segment_->data(their_slot), segment_->ring_bytes()));
 }
 
 Status Messenger::Connect(ProcessId self, const std::vector<std::string>& addresses,
@@ -183,8 +182,8 @@ void Messenger::FailPeer(ProcessId peer, const Status& status) {
   NudgeThread(link);
 }
 
-// After a call that may have made work: a thread that polls finds it, else the own one must. It also
-// starts to look after the peers when it sees the first message outstanding.
+// After a call that may have made work: a thread that polls finds it, else the own one must. It
+// also starts to look after the peers when it sees the first message outstanding.
 void Messenger::NudgeThread(Link* link) {
   if (stopping_.load(std::memory_order_seq_cst)) {
     // Nobody else answers any more (or Shutdown does, which then hands out this answer too).
@@ -346,9 +345,8 @@ Status Messenger::Shutdown(Nanos timeout) {
       if (!link->Drained())
         waiting += (waiting.empty() ? "" : ", ") + std::to_string(ToInt(link->peer()));
     }
-    outcome = Status::Error(
-        StatusCode::kPeerTimeout,
-        "shutdown: not everything sent was taken by process " + waiting);
+    outcome = Status::Error(StatusCode::kPeerTimeout,
+                            "shutdown: not everything sent was taken by process " + waiting);
   }
   for (Link* link : served_) link->Leave();
   (void)until([](const Link* link) { return link->Left(); });  // a full ring: the peer is stuck

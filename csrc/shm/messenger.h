@@ -4,13 +4,14 @@
 // Whoever waits for a message may serve the links itself (Poll, within a PollScope): then a small
 // message arrives without any thread being woken, and a large one is copied by the thread that
 // needs it. The own thread ("uccl-shm") sleeps meanwhile, and takes over when the last such thread
-// has left. It sleeps on the doorbell of this process's segment, without a timeout when no message is
-// outstanding.
+// has left. It sleeps on the doorbell of this process's segment, without a timeout when no message
+// is outstanding.
 //
-// Sleep and wake-up. `asleep_` says that the thread sleeps or is about to, `pollers_` how many others
-// serve, and `sleeping` in the segment whether peers must ring. The thread sets asleep_, then looks
-// at pollers_; the last poller takes itself off pollers_, then looks at asleep_; all sequentially
-// consistent, so one of the two sees the other and sets `sleeping` before the last look for work.
+// Sleep and wake-up. `asleep_` says that the thread sleeps or is about to, `pollers_` how many
+// others serve, and `sleeping` in the segment whether peers must ring. The thread sets asleep_,
+// then looks at pollers_; the last poller takes itself off pollers_, then looks at asleep_; all
+// sequentially consistent, so one of the two sees the other and sets `sleeping` before the last
+// look for work.
 //
 // Any thread may call. Callbacks run on the own thread or in Poll, never under a lock, and must not
 // block.
@@ -99,8 +100,9 @@ class Messenger final {
   Messenger(const Config& config, std::unique_ptr<Segment> segment, const Address& address,
             std::unique_ptr<uint64_t> probe, Sink* sink);
   Link* FindLink(ProcessId peer) const;
-  Result<std::unique_ptr<Link>> OpenLink(ProcessId peer, const Address& address, uint32_t their_slot,
-                                         uint32_t my_slot, uint64_t session) const;
+  Result<std::unique_ptr<Link>> OpenLink(ProcessId peer, const Address& address,
+                                         uint32_t their_slot, uint32_t my_slot,
+                                         uint64_t session) const;
   bool Serve(Link* link);
   void Deliver(Link* link, Deliveries* deliveries);
   bool HasWork() const;

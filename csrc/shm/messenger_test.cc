@@ -264,9 +264,10 @@ TEST(Messenger, ProcessesOfOtherHostsAndWithoutSharedMemoryAreNotReached) {
   ASSERT_TRUE(made.ok());
   Address other = DecodeAddress(made.value()->LocalAddress()).value();
   other.host ^= 1;
-  ASSERT_TRUE(made.value()
-                  ->Connect(ProcessId{1}, {"", made.value()->LocalAddress(), EncodeAddress(other)}, 1)
-                  .ok());
+  ASSERT_TRUE(
+      made.value()
+          ->Connect(ProcessId{1}, {"", made.value()->LocalAddress(), EncodeAddress(other)}, 1)
+          .ok());
   EXPECT_FALSE(made.value()->HasPeers());
   for (const int peer : {0, 1, 2, 3, -1}) EXPECT_FALSE(made.value()->Reaches(ProcessId{peer}));
   EXPECT_FALSE(made.value()->Poll());

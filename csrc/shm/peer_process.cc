@@ -49,8 +49,8 @@ Status PeerProcess::Read(MutableBytes to, uint64_t address) const {
                                std::generic_category().message(error));
     }
     if (got == 0) {
-      return Status::Error(StatusCode::kPeerLost,
-                           "reading memory of process id " + std::to_string(pid_) + ": nothing came");
+      return Status::Error(StatusCode::kPeerLost, "reading memory of process id " +
+                                                      std::to_string(pid_) + ": nothing came");
     }
     to = to.subspan(static_cast<size_t>(got));
     address += static_cast<uint64_t>(got);

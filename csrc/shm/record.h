@@ -10,7 +10,8 @@
 //                                 <- kDone      it has read the memory (one copy)
 //                                 <- kWant      it asks for the bytes instead
 //   kFragment offset, bytes       ->        until all are there
-//                                 <- kRefused   its buffer has another digest or size; `info` is its
+//                                 <- kRefused   its buffer has another digest or size; `info` is
+//                                 its
 //                                               own
 //                                 <- kDropped   it will not take it (the operation failed there)
 //   kWithdraw                     ->        please stop; answered by kDone or kDropped, whichever
@@ -43,7 +44,8 @@ enum class RecordKind : uint32_t {
   kLeaving,
 };
 
-// core::MessageInfo as it lies in a record; both processes run on one machine, so in its byte order.
+// core::MessageInfo as it lies in a record; both processes run on one machine, so in its byte
+// order.
 struct RecordInfo {
   uint64_t tag_hi = 0, tag_lo = 0, digest = 0, size_bytes = 0;
   std::array<std::byte, 32> note{};

@@ -1,5 +1,6 @@
 // A queue of records in memory that two processes share: one writes, the other reads, neither takes
-// a lock. A record is a header of 16 bytes and a body, contiguous, so that both sides work in place.
+// a lock. A record is a header of 16 bytes and a body, contiguous, so that both sides work in
+// place.
 //
 //   head (reader)            tail (writer)                 both count bytes and never wrap;
 //     |  record  |  record  |                              position = count mod size
@@ -23,12 +24,12 @@ namespace uccl::shm {
 // In shared memory, before the bytes of the ring; zero is a valid start. Counters that different
 // processes write lie in different cache lines.
 struct RingHeader {
-  alignas(64) std::atomic<uint64_t> head;        // written by the reader
-  std::atomic<uint64_t> eager_returned;          // by the reader; see link.h
-  alignas(64) std::atomic<uint64_t> tail;        // by the writer
-  alignas(64) std::atomic<uint64_t> session;     // by the writer, before its first record
-  std::atomic<uint32_t> writer_waits;            // set by a writer that found no room
-  std::atomic<uint32_t> writer_gave_up;          // by the writer: trust nothing of mine any more
+  alignas(64) std::atomic<uint64_t> head;     // written by the reader
+  std::atomic<uint64_t> eager_returned;       // by the reader; see link.h
+  alignas(64) std::atomic<uint64_t> tail;     // by the writer
+  alignas(64) std::atomic<uint64_t> session;  // by the writer, before its first record
+  std::atomic<uint32_t> writer_waits;         // set by a writer that found no room
+  std::atomic<uint32_t> writer_gave_up;       // by the writer: trust nothing of mine any more
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "shared between processes");
 

@@ -140,10 +140,10 @@ TEST(Ring, LengthsThatCannotBe_AreReportedNotFollowed) {
     uint32_t kind;
   };
   for (const Case& c : std::vector<Case>{
-           {kBytes + 16, 0, 1},      // more than the ring holds
+           {kBytes + 16, 0, 1},  // more than the ring holds
            {uint64_t{1} << 60, 0, 1},
-           {8, 0, 1},                // half a header
-           {32, 17, 1},              // more than was published
+           {8, 0, 1},    // half a header
+           {32, 17, 1},  // more than was published
            {32, 0xffffffff, 1},
            {kBytes, kBytes, 1},      // past the end
            {48, 1000, kPaddingKind}  // padding that is not there

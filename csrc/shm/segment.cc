@@ -29,8 +29,8 @@ Status SystemError(const std::string& what, int error = errno) {
 }
 
 void* Map(int fd, size_t offset, size_t bytes) {
-  void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
-                        static_cast<off_t>(offset));
+  void* const at =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset));
   return at == MAP_FAILED ? nullptr : at;
 }
 
@@ -58,8 +58,7 @@ Result<std::unique_ptr<Segment>> Segment::Make(size_t ring_bytes, int64_t eager_
   if (fcntl(segment->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     return SystemError("sealing the shared segment");
   segment->header_ = static_cast<SegmentHeader*>(Map(segment->fd_, 0, kHeaderBytes));
-  segment->slots_ =
-      static_cast<std::byte*>(Map(segment->fd_, kHeaderBytes, segment->slots_bytes_));
+  segment->slots_ = static_cast<std::byte*>(Map(segment->fd_, kHeaderBytes, segment->slots_bytes_));
   if (segment->header_ == nullptr || segment->slots_ == nullptr)
     return SystemError("mapping the shared segment");
   // Fresh memory is zero, which is what the atomics start with. Peers hear of the segment only
@@ -73,14 +72,13 @@ Result<std::unique_ptr<Segment>> Segment::Make(size_t ring_bytes, int64_t eager_
   return segment;
 }
 
-Result<std::unique_ptr<Segment>> Segment::Open(int64_t pid, int fd, uint64_t nonce,
-                                               uint32_t slot) {
+Result<std::unique_ptr<Segment>> Segment::Open(int64_t pid, int fd, uint64_t nonce, uint32_t slot) {
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
   const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (opened < 0) return SystemError("opening " + path);
   std::unique_ptr<Segment> segment(new Segment);
   segment->fd_ = opened;  // closed by the destructor
-  struct stat facts {};
+  struct stat facts{};
   if (fstat(opened, &facts) != 0) return SystemError("looking at " + path);
   // Whatever the other process has behind that number now, only a sealed memory file of the right
   // size can be mapped without fear that it is cut later.
@@ -94,8 +92,9 @@ Result<std::unique_ptr<Segment>> Segment::Open(int64_t pid, int fd, uint64_t non
   const SegmentHeader& header = *segment->header_;
   if (header.magic != kMagic) {
     return Status::Error(StatusCode::kProtocol,
-                         path + " has another layout; install the same version of jax_uccl "
-                                "everywhere");
+                         path +
+                             " has another layout; install the same version of jax_uccl "
+                             "everywhere");
   }
   if (header.nonce != nonce)
     return Status::Error(StatusCode::kPeerLost, path + " belongs to another start of the process");

@@ -2,8 +2,8 @@
 // for what each of them sends to it.
 //
 // It is a memfd: it has no name in any file system, so nothing stays behind however a process ends;
-// a peer opens it through /proc/<pid>/fd, which the kernel grants to processes of the same user. Its
-// size is fixed when it is made and sealed, so a peer cannot cut it under a reader. Pages that
+// a peer opens it through /proc/<pid>/fd, which the kernel grants to processes of the same user.
+// Its size is fixed when it is made and sealed, so a peer cannot cut it under a reader. Pages that
 // nobody touches cost nothing, so there is a ring for every process that could come.
 //
 //   | header, 4096 bytes | slot 0: ring header, bytes | slot 1 | ...   a slot per writer

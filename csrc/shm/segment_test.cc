@@ -34,7 +34,8 @@ TEST(Segment, BothSidesSeeOneMemory) {
 TEST(Segment, HasNoNameAndCannotBeCut) {
   const auto count = [] {
     size_t files = 0;
-    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) files += entry.exists();
+    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
+      files += entry.exists();
     return files;
   };
   const size_t before = count();
@@ -76,7 +77,8 @@ TEST(HostAddress, TextAndBack) {
   EXPECT_EQ(back.value(), address);
   for (const std::string& wrong :
        {std::string(), std::string("shm/2:1:2:3:4:5"), std::string("shm/1:1:2:3:4"), text + ":1",
-        text + "x", std::string("shm/1:1:2:3:4:g"), std::string("shm/1:1:2:3:4:11111111111111111")}) {
+        text + "x", std::string("shm/1:1:2:3:4:g"),
+        std::string("shm/1:1:2:3:4:11111111111111111")}) {
     EXPECT_FALSE(DecodeAddress(wrong).ok()) << wrong;
   }
 }

@@ -35,6 +35,12 @@ inline core::MessageInfo Info(uint64_t name, size_t size) {
   return info;
 }
 
+// Over the network backend, although all processes are on one host.
+inline Config OverNetwork(Config config = {}) {
+  config.shared_memory = "off";
+  return config;
+}
+
 struct Node {
   RecordingSink sink;  // outlives the engine
   std::unique_ptr<Engine> engine;
@@ -42,7 +48,7 @@ struct Node {
 
 class Cluster final {
  public:
-  explicit Cluster(int size, const Config& config = {}) {
+  explicit Cluster(int size, const Config& config = OverNetwork()) {
     for (int i = 0; i < size; ++i) {
       nodes_.push_back(std::make_unique<Node>());
       Result<std::unique_ptr<Engine>> engine = Engine::Start(config, &nodes_[i]->sink);
