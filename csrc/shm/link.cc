@@ -35,7 +35,7 @@ Link::Link(const LinkOptions& options, std::unique_ptr<Segment> theirs,
 }
 
 void Link::Send(const core::MessageInfo& info, Bytes data, uint64_t token) {
-  std::lock_guard lock(mutex_);
+  const Locked lock(this);
   if (failed_ || left_) {
     Report(core::EventKind::kSendDone, token, failed_ ? failure_ : ShutDownStatus());
     return;
@@ -50,7 +50,7 @@ void Link::Send(const core::MessageInfo& info, Bytes data, uint64_t token) {
 }
 
 void Link::PostRecv(const core::MessageInfo& info, MutableBytes buffer, uint64_t token) {
-  std::lock_guard lock(mutex_);
+  const Locked lock(this);
   if (failed_) return Report(core::EventKind::kRecvDone, token, failure_);
   const Posted posted{info, buffer, token};
   const auto it = kept_.find(info.tag);
@@ -81,7 +81,7 @@ void Link::PostRecv(const core::MessageInfo& info, MutableBytes buffer, uint64_t
 }
 
 bool Link::Cancel(bool is_send, uint64_t token, std::function<void()> freed) {
-  std::lock_guard lock(mutex_);
+  const Locked lock(this);
   Silence(token);
   if (is_send) {
     const auto it = std::ranges::find_if(
@@ -124,7 +124,7 @@ bool Link::Cancel(bool is_send, uint64_t token, std::function<void()> freed) {
 }
 
 void Link::Discard(const core::MessageTag& tag) {
-  std::lock_guard lock(mutex_);
+  const Locked lock(this);
   if (failed_) return;
   if (const auto it = kept_.find(tag); it != kept_.end()) {
     if (it->second.offered) {
@@ -273,6 +273,9 @@ bool Link::Flush() {
       blocked_head_.store(writer_.header()->head.load(std::memory_order_relaxed),
                           std::memory_order_relaxed);
       blocked_.store(true, std::memory_order_release);
+      // Also where nobody there waits for anything: its thread then takes out of the ring what is
+      // early.
+      RingBell(theirs_->header());
       return any;
     }
     writer_.WaitForRoom();  // and try once more
@@ -291,7 +294,7 @@ void Link::Publish() {
 }
 
 bool Link::Drain(Deliveries* out) {
-  std::unique_lock lock(mutex_, std::try_to_lock);
+  const Locked lock(this, std::try_to_lock);
   if (!lock.owns_lock()) return false;
   bool worked = false;
   if (!failed_) {
@@ -316,7 +319,7 @@ void Link::Hand(Deliveries* out) {
 }
 
 std::optional<Link::Piece> Link::Claim() {
-  std::lock_guard lock(mutex_);
+  const Locked lock(this);
   if (failed_ || to_copy_.empty()) return std::nullopt;
   const uint64_t id = to_copy_.front();
   Fetch& fetch = fetches_.at(id);
@@ -392,11 +395,6 @@ bool Link::HasWork() const {
              writer_.header()->head.load(std::memory_order_relaxed);
 }
 
-bool Link::Waiting() const {
-  std::lock_guard lock(mutex_);
-  return !failed_ && Outstanding();
-}
-
 bool Link::GaveUp() const {
   return reader_.header()->writer_gave_up.load(std::memory_order_acquire) != 0;
 }
@@ -413,7 +411,7 @@ void Link::NoticeEnd(bool alive) {
 }
 
 void Link::Check(Nanos now, Deliveries* out) {
-  std::lock_guard lock(mutex_);
+  const Locked lock(this);
   if (!failed_) NoticeEnd(process_->Alive());
   if (!failed_ && !left_) {
     const uint64_t turns = theirs_->header()->turns.load(std::memory_order_relaxed);
@@ -434,12 +432,12 @@ void Link::Check(Nanos now, Deliveries* out) {
 }
 
 void Link::Fail(const Status& status) {
-  std::lock_guard lock(mutex_);
+  const Locked lock(this);
   FailLocked(status);
 }
 
 void Link::Abort(const Status& status) {
-  std::lock_guard lock(mutex_);
+  const Locked lock(this);
   aborting_ = true;
   FailLocked(status);
 }
@@ -510,7 +508,7 @@ bool Link::Drained() const {
 }
 
 void Link::Leave() {
-  std::lock_guard lock(mutex_);
+  const Locked lock(this);
   if (failed_ || std::exchange(leaving_, true)) return;
   Queue({RecordKind::kLeaving, 0, {}});
   Publish();

@@ -104,8 +104,8 @@ class Link final {
   // Hints for threads that poll; no lock.
   bool HasWork() const;
   bool HasPiece() const { return pieces_.load(std::memory_order_seq_cst) > 0; }
-  // Whether anything of ours waits for the peer.
-  bool Waiting() const;
+  // Whether anything of ours waits for the peer: else nobody here misses what it may have sent.
+  bool Waiting() const { return waiting_.load(std::memory_order_seq_cst); }
 
   // Looks whether the peer lives and its thread turns; to be called now and then while Waiting().
   void Check(Nanos now, Deliveries* out);
@@ -188,6 +188,20 @@ class Link final {
   bool GaveUp() const;
   void Hand(Deliveries* out);
   void Silence(uint64_t token);
+  // Holds the mutex, and at its end tells those who do not whether anything is outstanding.
+  class Locked final {
+   public:
+    explicit Locked(Link* link) : link_(link), lock_(link->mutex_) {}
+    Locked(Link* link, std::try_to_lock_t t) : link_(link), lock_(link->mutex_, t) {}
+    ~Locked() {
+      if (lock_.owns_lock()) link_->waiting_.store(link_->Outstanding(), std::memory_order_seq_cst);
+    }
+    bool owns_lock() const { return lock_.owns_lock(); }
+
+   private:
+    Link* const link_;
+    std::unique_lock<std::mutex> lock_;
+  };
   bool Outstanding() const { return !outgoing_.empty() || !posted_.empty() || !fetches_.empty(); }
   Status ShutDownStatus() const;
 
@@ -221,6 +235,7 @@ class Link final {
   Nanos turned_at_ = kNever;
 
   // Written under the mutex, read as hints by those who do not hold it.
+  std::atomic<bool> waiting_{false};
   std::atomic<bool> has_ready_{false};
   std::atomic<bool> ended_{false};  // failed, or left: nothing more is read
   std::atomic<int> pieces_{0};

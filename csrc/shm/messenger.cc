@@ -202,6 +202,10 @@ bool Messenger::HasWork() const {
       served_, [&](const Link* link) { return link->HasWork() || (may_copy && link->HasPiece()); });
 }
 
+bool Messenger::Waiting() const {
+  return std::ranges::any_of(served_, [](const Link* link) { return link->Waiting(); });
+}
+
 bool Messenger::Poll() {
   if (!connected_.load(std::memory_order_acquire)) return false;
   // Counted before the flag is read, which Shutdown sets before it reads the count: it either waits
@@ -257,6 +261,7 @@ Messenger::PollScope::~PollScope() {
   Messenger& m = *messenger_;
   if (m.pollers_.fetch_sub(1, std::memory_order_seq_cst) != 1) return;
   if (!m.asleep_.load(std::memory_order_seq_cst)) return;  // it looks for work before it sleeps
+  if (!m.Waiting()) return;
   m.segment_->header()->sleeping.store(1, std::memory_order_seq_cst);
   if (m.HasWork()) RingBell(m.segment_->header());
 }
@@ -284,11 +289,10 @@ void Messenger::Sleep() {
   const uint32_t bell = BellValue(*header);
   asleep_.store(true, std::memory_order_seq_cst);
   const bool others = pollers_.load(std::memory_order_seq_cst) > 0;
-  if (!others) header->sleeping.store(1, std::memory_order_seq_cst);
-  // The last look. Others may leave from here on: they see asleep_.
+  const bool waiting = Waiting();
+  if (!others && waiting) header->sleeping.store(1, std::memory_order_seq_cst);
+  // The last look. Others may leave, and calls come, from here on: they see asleep_.
   if (!stopping_.load(std::memory_order_seq_cst) && (others || !HasWork())) {
-    const bool waiting =
-        std::ranges::any_of(served_, [](const Link* link) { return link->Waiting(); });
     if (!waiting) next_check_ = Nanos(0);  // the next message that waits starts the looks again
     WaitForBell(header, bell, waiting ? kCheckEvery : kNever);
   }
@@ -307,9 +311,10 @@ void Messenger::CheckLinks(Nanos now) {
   }
 }
 
-std::vector<Messenger::Unexpected> Messenger::Inspect() const {
+std::vector<Messenger::Unexpected> Messenger::Inspect() {
   std::vector<Unexpected> all;
   if (!connected_.load(std::memory_order_acquire)) return all;
+  Poll();  // what nothing here waits for may still lie in the rings
   for (const Link* link : served_) {
     for (const core::MessageInfo& info : link->Unexpected()) all.push_back({link->peer(), info});
   }

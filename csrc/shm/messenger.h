@@ -7,8 +7,12 @@
 // has left. It sleeps on the doorbell of this process's segment, without a timeout when no message
 // is outstanding.
 //
+// Peers ring only while something here waits for them (and when a ring is full): what comes early is
+// found by the operation that wants it, and programs in step with each other wake nobody.
+//
 // Sleep and wake-up. `asleep_` says that the thread sleeps or is about to, `pollers_` how many
-// others serve, and `sleeping` in the segment whether peers must ring. The thread sets asleep_,
+// others serve, and `sleeping` in the segment whether peers must ring. A call that makes something wait rings
+// the thread itself, unless others serve. The thread sets asleep_,
 // then looks at pollers_; the last poller takes itself off pollers_, then looks at asleep_; all
 // sequentially consistent, so one of the two sees the other and sets `sleeping` before the last
 // look for work.
@@ -89,7 +93,7 @@ class Messenger final {
     ProcessId peer{};
     core::MessageInfo info;
   };
-  std::vector<Unexpected> Inspect() const;
+  std::vector<Unexpected> Inspect();
   std::map<int32_t, LinkStats> Stats() const;
 
   // Waits until what was handed in is with the peers or `timeout` passed, says goodbye, reports the
@@ -106,6 +110,7 @@ class Messenger final {
   bool Serve(Link* link);
   void Deliver(Link* link, Deliveries* deliveries);
   bool HasWork() const;
+  bool Waiting() const;
   void NudgeThread(Link* link);
   void Loop();
   void Sleep();
