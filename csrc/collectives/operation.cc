@@ -9,7 +9,9 @@
 #include <thread>
 #include <utility>
 
+#include "csrc/base/copy.h"
 #include "csrc/base/hash.h"
+#include "csrc/base/huge_pages.h"
 #include "csrc/collectives/reduce.h"
 
 namespace uccl::coll {
@@ -78,7 +80,10 @@ Operation::Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_
   }
   transfers_.assign(total, ItemState::kIdle);
   // Left uninitialised: every byte that is read was received first.
-  if (schedule_->scratch_bytes > 0) scratch_.reset(new std::byte[schedule_->scratch_bytes]);
+  if (schedule_->scratch_bytes > 0) {
+    scratch_.reset(new std::byte[schedule_->scratch_bytes]);
+    AdviseHugePages(scratch_.get(), schedule_->scratch_bytes);
+  }
   stages_done_ = schedule_->stages.empty();
   if (!stages_done_) {
     stage_left_ =
@@ -254,7 +259,7 @@ void Operation::Perform(const Work& work) {
     if (c.from.kind == BufferKind::kZero) {
       std::memset(Address(c.to), 0, c.to.bytes);
     } else {
-      std::memcpy(Address(c.to), Address(c.from), c.from.bytes);
+      CopyBytes(Address(c.to), Address(c.from), c.from.bytes);
     }
   }
   std::lock_guard lock(mutex_);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "csrc/base/hash.h"
+#include "csrc/base/huge_pages.h"
 #include "csrc/collectives/abort_message.h"
 
 namespace uccl::coll {
@@ -134,6 +135,7 @@ Result<std::string> Runtime::Start(const Config& config) {
   engine_ = std::move(engine.value());
   config_ = config;
   pool_.set_max_threads(config.completion_threads);
+  UseHugePages(config.huge_pages != 0);
   // A new epoch: everybody counts from zero, and what was aborted works again.
   executions_ = std::make_unique<ExecutionTable>();
   comms_.clear();
@@ -216,6 +218,7 @@ void Runtime::SetConfig(const Config& config) {
   std::lock_guard lock(mutex_);
   config_ = config;
   pool_.set_max_threads(config.completion_threads);
+  UseHugePages(config.huge_pages != 0);
 }
 
 void Runtime::SetDefaultDevices(DeviceTable table) {
