@@ -5,7 +5,7 @@ load("@rules_cc//cc:cc_binary.bzl", "cc_binary")
 load("@rules_cc//cc:cc_library.bzl", "cc_library")
 load("@rules_cc//cc:cc_test.bzl", "cc_test")
 
-_COPTS = ["-Wall", "-Wextra", "-fvisibility=hidden"]
+_COPTS = ["-Wall", "-Wextra", "-ffp-contract=off", "-fvisibility=hidden"]
 _TESTS = ["**/*_test.cc"]
 _TESTING = ["**/testing/*.cc", "**/testing/*.h", "testing/*.cc", "testing/*.h"]
 

@@ -292,6 +292,24 @@ def test_zero_sized(name, shape, check):
     check(name, lambda f: f, jnp.zeros(shape, jnp.float32))
 
 
+def test_large_operands(mesh_of, against_lax):
+    """5 MB on each device: huge pages, copies past the caches, reductions shared among threads."""
+
+    def program(m, x):
+        return (
+            m.psum(x, "b"),
+            m.psum_scatter(x, "b", scatter_dimension=1, tiled=True),
+            m.all_to_all(x, "b", 1, 1, tiled=True),
+            m.all_gather(x[:, ::3], "b", axis=1, tiled=True),
+            m.ppermute(x, "b", ROTATE[:-1]),
+        )
+
+    # Whole numbers, whose sums are exact in any order.
+    x = np.random.default_rng(0).integers(-99, 99, (8, 4 * 330_001)).astype(np.float32)
+    mesh = mesh_of((2, 4), ("a", "b"))
+    against_lax(program, x, mesh=mesh, in_specs=BOTH, out_specs=BOTH, check_vma=False)
+
+
 def test_several_axes_and_order(mesh_of, against_lax):
     def program(m, x):
         return (

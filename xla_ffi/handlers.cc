@@ -9,7 +9,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -17,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/base/copy.h"
+#include "csrc/base/huge_pages.h"
 #include "csrc/collectives/call_site.h"
 #include "csrc/collectives/reduce.h"
 #include "csrc/collectives/runtime.h"
@@ -115,7 +116,7 @@ bool Reduces(coll::OpKind kind) {
 
 void CopyUnlessSame(const ffi::AnyBuffer& from, const ffi::AnyBuffer& to) {
   if (from.untyped_data() != to.untyped_data() && from.size_bytes() > 0)
-    std::memcpy(to.untyped_data(), from.untyped_data(), from.size_bytes());
+    CopyBytes(to.untyped_data(), from.untyped_data(), from.size_bytes());
 }
 
 // The attributes of the custom call (jax_uccl/_src/lowering.py).
@@ -268,6 +269,7 @@ ffi::Future Execute(SiteState* state, int32_t device, ffi::RunId run, ffi::AnyBu
   call.run = run.run_id;
   call.dtype = ToDType(x.element_type());
   const coll::OpKind kind = state->site->spec().kind;
+  AdviseHugePages(y->untyped_data(), y->size_bytes());
   Status status = Check(*state->site, x, *y, call.dtype);
   if (status.ok() && kind == coll::OpKind::kRaggedAllToAll)
     status = ReadRagged(*state->site, x, rest, *y, call.dtype, &call);

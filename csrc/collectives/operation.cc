@@ -11,16 +11,22 @@
 #include <thread>
 #include <utility>
 
+#include "csrc/base/copy.h"
 #include "csrc/base/hash.h"
+#include "csrc/base/huge_pages.h"
 #include "csrc/collectives/reduce.h"
 
 namespace uccl::coll {
 namespace {
 
 // Reductions below this run where they became possible, even on the engine thread: handing them
-// over costs more. Above twice this they are shared among threads.
+// over costs more.
 constexpr uint64_t kInlineReduceBytes = 64 << 10;
-constexpr uint64_t kReduceShardBytes = 256 << 10;
+// Above twice this they are shared among threads, in parts of which each thread takes a few: one
+// that the system lets wait, on a machine that has other work, then holds up little.
+constexpr uint64_t kReduceThreadBytes = 256 << 10;
+constexpr uint64_t kPartsPerThread = 4;
+constexpr uint64_t kPageBytes = 4096;
 
 // Whether the slice is in a buffer of a local rank.
 bool OfLocal(const Slice& slice) {
@@ -30,10 +36,11 @@ bool OfLocal(const Slice& slice) {
 // The operation for which this thread stays in its Arrive.
 thread_local const Operation* staying_for = nullptr;
 
-uint64_t ReduceShards(uint64_t bytes) {
+// Threads that share a reduction which reads and writes so many bytes.
+uint64_t ReduceThreads(uint64_t bytes) {
   // Asked once: it reads a file.
   static const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
-  return std::clamp<uint64_t>(bytes / kReduceShardBytes, 1, std::min<uint64_t>(cores, 16));
+  return std::clamp<uint64_t>(bytes / kReduceThreadBytes, 1, std::min<uint64_t>(cores, 16));
 }
 
 }  // namespace
@@ -288,14 +295,20 @@ void Operation::Perform(const Work& work) {
     }
   }
   if (work.copies.empty()) return;
+  uint64_t bytes = 0;
+  for (uint32_t i : work.copies) bytes += stage().copies[i].to.bytes;
+  // Many small copies leave the caches as one large one does.
+  const bool stream = bytes >= kStreamBytes;
+  const auto copy = stream ? &StreamBytes : &CopyBytes;
   for (uint32_t i : work.copies) {
     const Copy& c = stage().copies[i];
     if (c.from.kind == BufferKind::kZero) {
       std::memset(Address(c.to), 0, c.to.bytes);
     } else {
-      std::memcpy(Address(c.to), Address(c.from), c.from.bytes);
+      copy(Address(c.to), Address(c.from), c.from.bytes);
     }
   }
+  if (stream) StreamFence();
   std::lock_guard lock(mutex_);
   for (uint32_t i : work.copies) {
     Touch(stage().copies[i].from, -1);
@@ -364,46 +377,62 @@ void Operation::EnterNextStage(std::unique_lock<std::mutex>& lock) {
 // Runs the reductions of the current stage. Called without the mutex, counted in active_.
 void Operation::RunReductions(bool share) {
   const size_t element = DTypeBytes(description_.dtype);
+  const auto touched = [](const Reduction& r) {
+    return r.to[0].bytes * (r.from.size() + r.to.size());
+  };
+  uint64_t bytes = 0;
+  for (const Reduction& r : stage().reductions) bytes += touched(r);
+  const uint64_t threads = share ? ReduceThreads(bytes) : 1;
+
+  struct Part {
+    const Reduction* reduction;
+    uint64_t begin, end;  // elements
+  };
+  std::vector<Part> parts;
   for (const Reduction& r : stage().reductions) {
     const uint64_t count = r.to[0].bytes / element;
-    const auto run = [&](uint64_t begin, uint64_t end) {
-      std::vector<const std::byte*> from;
-      std::vector<std::byte*> to;
-      for (const Slice& s : r.from) from.push_back(Address(s) + begin * element);
-      for (const Slice& s : r.to) to.push_back(Address(s) + begin * element);
-      ReduceElements(description_.dtype, description_.reduction, from, to, end - begin);
-    };
-    const uint64_t shards = share ? ReduceShards(r.to[0].bytes * r.from.size()) : 1;
-    if (shards <= 1) {
-      run(0, count);
-      continue;
+    const uint64_t pieces =
+        threads == 1 ? 1 : std::max<uint64_t>(1, threads * kPartsPerThread * touched(r) / bytes);
+    // Whole pages, so that no two threads write the same line.
+    const uint64_t unit = kPageBytes / element, units = (count + unit - 1) / unit;
+    for (uint64_t i = 0; i < pieces; ++i) {
+      parts.push_back({&r, std::min(count, units * i / pieces * unit),
+                       std::min(count, units * (i + 1) / pieces * unit)});
     }
-    // Whoever is free takes the next shard; this thread does too, so it waits only for shards that
-    // run.
-    struct Shared {
-      std::atomic<uint64_t> next{0};
-      std::mutex mutex;
-      uint64_t finished = 0;  // guarded by mutex
-      std::condition_variable all_done;
-    };
-    auto shared = std::make_shared<Shared>();
-    const auto drain = [shared, shards, count](const auto& body) {
-      // Relaxed: only claims an index; the data is published by `finished` under the mutex.
-      for (uint64_t i; (i = shared->next.fetch_add(1, std::memory_order_relaxed)) < shards;) {
-        body(count * i / shards, count * (i + 1) / shards);
-        std::lock_guard done(shared->mutex);
-        if (++shared->finished == shards) shared->all_done.notify_all();
-      }
-    };
-    for (uint64_t i = 1; i < shards; ++i) {
-      // A helper that starts late finds no index left and never touches `run`, whose frame may be
-      // gone.
-      host_->pool().Run([drain, &run] { drain(run); });
-    }
-    drain(run);
-    std::unique_lock wait(shared->mutex);
-    shared->all_done.wait(wait, [&] { return shared->finished == shards; });
   }
+  const auto run = [&](const Part& part) {
+    std::vector<const std::byte*> from;
+    std::vector<std::byte*> to;
+    for (const Slice& s : part.reduction->from) from.push_back(Address(s) + part.begin * element);
+    for (const Slice& s : part.reduction->to) to.push_back(Address(s) + part.begin * element);
+    ReduceElements(description_.dtype, description_.reduction, from, to, part.end - part.begin);
+  };
+  if (threads == 1) {
+    for (const Part& part : parts) run(part);
+    return;
+  }
+  // Whoever is free takes the next part; this thread does too, so it waits only for parts that run.
+  struct Shared {
+    std::atomic<size_t> next{0};
+    std::mutex mutex;
+    size_t finished = 0;  // guarded by mutex
+    std::condition_variable all_done;
+  };
+  auto shared = std::make_shared<Shared>();
+  const auto drain = [shared, &run, &parts, size = parts.size()] {
+    // Relaxed: only claims an index; the data is published by `finished` under the mutex.
+    for (size_t i; (i = shared->next.fetch_add(1, std::memory_order_relaxed)) < size;) {
+      run(parts[i]);
+      std::lock_guard done(shared->mutex);
+      if (++shared->finished == size) shared->all_done.notify_all();
+    }
+  };
+  // A helper that starts late finds no index left and never touches `run` and `parts`, whose frame
+  // may be gone.
+  for (uint64_t i = 1; i < threads; ++i) host_->pool().Run(drain);
+  drain();
+  std::unique_lock wait(shared->mutex);
+  shared->all_done.wait(wait, [&] { return shared->finished == parts.size(); });
 }
 
 void Operation::OnTransferDone(uint32_t index) {

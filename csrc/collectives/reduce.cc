@@ -1,306 +1,156 @@
-// The tree of reduce.h, block by block so that all its levels stay in the first-level cache.
+// Cuts the vectors of reduce.h into blocks for the kernels, and writes results to all outputs.
 #include "csrc/collectives/reduce.h"
 
 #include <algorithm>
 #include <bit>
 #include <cfenv>
-#include <complex>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
+#include <memory>
 #include <vector>
+
+#include "csrc/base/copy.h"
+#include "csrc/collectives/reduce_kernels.h"
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
 
 namespace uccl::coll {
 namespace {
 
-// Elements handled at once: the accumulators of all tree levels stay in the first-level cache.
-constexpr size_t kBlock = 1024;
+// The widest vector, and so the alignment of blocks that lie in the cache.
+constexpr size_t kAlignment = 64;
 
-struct Half {
-  uint16_t bits;
-};
-struct BFloat {
-  uint16_t bits;
-};
-
-float ToFloat(BFloat v) { return std::bit_cast<float>(static_cast<uint32_t>(v.bits) << 16); }
-
-BFloat ToBFloat(float f) {
-  const auto u = std::bit_cast<uint32_t>(f);
-  if ((u & 0x7fffffffu) > 0x7f800000u)
-    return {static_cast<uint16_t>((u >> 16) | 0x40u)};  // quiet NaN
-  return {
-      static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};  // to nearest, ties to even
+const KernelSet& SetOf(VectorLevel level) {
+#ifdef UCCL_HAVE_X86_LEVELS
+  if (level == VectorLevel::kAvx2) return kAvx2Kernels;
+  if (level == VectorLevel::kAvx512) return kAvx512Kernels;
+#endif
+  (void)level;
+  return kBaselineKernels;
 }
 
-float ToFloat(Half h) {
-  const uint32_t sign = static_cast<uint32_t>(h.bits & 0x8000u) << 16;
-  const uint32_t exponent = (h.bits >> 10) & 0x1fu;
-  const uint32_t mantissa = h.bits & 0x3ffu;
-  if (exponent == 0) {  // zero and subnormals: mantissa * 2^-24 is exact in float
-    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
-    return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
-  }
-  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
-  return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
-}
-
-Half ToHalf(float f) {
-  const auto u = std::bit_cast<uint32_t>(f);
-  const auto sign = static_cast<uint16_t>((u >> 16) & 0x8000u);
-  const uint32_t magnitude = u & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};  // NaN
-  if (magnitude >= 0x477ff000u)
-    return {static_cast<uint16_t>(sign | 0x7c00u)};  // rounds to infinity
-  if (magnitude < 0x38800000u) {
-    // Subnormal result: adding 0.5 puts the rounded mantissa into the low bits of the sum.
-    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
-    return {static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u))};
-  }
-  const uint32_t rounded =
-      magnitude + 0xfffu + ((magnitude >> 13) & 1u);  // to nearest, ties to even
-  return {static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13))};
-}
-
-// Storage type T, accumulator type, and the conversions between them.
-template <class T>
-struct Traits {
-  using Acc = T;
-  static Acc Load(T v) { return v; }
-  static T Store(Acc v) { return v; }
-};
-template <>
-struct Traits<Half> {
-  using Acc = float;
-  static float Load(Half v) { return ToFloat(v); }
-  static Half Store(float v) { return ToHalf(v); }
-};
-template <>
-struct Traits<BFloat> {
-  using Acc = float;
-  static float Load(BFloat v) { return ToFloat(v); }
-  static BFloat Store(float v) { return ToBFloat(v); }
-};
-
-// Integers are reduced as unsigned where the sign does not matter, so that overflow wraps instead
-// of being undefined. (8 and 16 bit types promote to int, whose products of two 16-bit values could
-// overflow.)
-template <class A>
-A Add(A a, A b) {
-  if constexpr (std::is_integral_v<A>) {
-    return static_cast<A>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-  } else {
-    return a + b;
-  }
-}
-template <class A>
-A Multiply(A a, A b) {
-  if constexpr (std::is_integral_v<A>) {
-    return static_cast<A>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
-  } else {
-    return a * b;
-  }
-}
-
-struct SumOp {
-  template <class A>
-  static A Apply(A a, A b) {
-    return Add(a, b);
-  }
-};
-struct ProdOp {
-  template <class A>
-  static A Apply(A a, A b) {
-    return Multiply(a, b);
-  }
-};
-// A NaN on either side is the result, as in lax.max and lax.min.
-struct MaxOp {
-  template <class A>
-  static A Apply(A a, A b) {
-    return (a > b || a != a) ? a : b;
-  }
-};
-struct MinOp {
-  template <class A>
-  static A Apply(A a, A b) {
-    return (a < b || a != a) ? a : b;
-  }
-};
-struct AndOp {
-  template <class A>
-  static A Apply(A a, A b) {
-    return static_cast<A>(a & b);
-  }
-};
-struct OrOp {
-  template <class A>
-  static A Apply(A a, A b) {
-    return static_cast<A>(a | b);
-  }
-};
-
-template <class T, class Op>
-class TreeReducer {
-  using Acc = typename Traits<T>::Acc;
-
- public:
-  explicit TreeReducer(std::span<const std::byte* const> inputs) : inputs_(inputs) {
-    scratch_.resize(kBlock * (static_cast<size_t>(std::bit_width(inputs.size())) + 1));
-  }
-
-  void Run(std::span<std::byte* const> outputs, size_t count) {
-    for (size_t begin = 0; begin < count; begin += kBlock) {
-      begin_ = begin;
-      len_ = std::min(kBlock, count - begin);
-      Acc* acc = scratch_.data();
-      Reduce(0, inputs_.size(), acc, acc + kBlock);
-      T* first = Out(outputs[0]);
-      for (size_t i = 0; i < len_; ++i) first[i] = Traits<T>::Store(acc[i]);
-      for (size_t k = 1; k < outputs.size(); ++k) {
-        std::memcpy(Out(outputs[k]), first, len_ * sizeof(T));
-      }
-    }
-  }
-
- private:
-  const T* In(size_t rank) const { return reinterpret_cast<const T*>(inputs_[rank]) + begin_; }
-  T* Out(std::byte* base) const { return reinterpret_cast<T*>(base) + begin_; }
-
-  void Reduce(size_t lo, size_t hi, Acc* __restrict dst, Acc* __restrict free) {
-    if (hi - lo == 1) {
-      const T* a = In(lo);
-      for (size_t i = 0; i < len_; ++i) dst[i] = Traits<T>::Load(a[i]);
-      return;
-    }
-    if (hi - lo == 2) {
-      const T* a = In(lo);
-      const T* b = In(lo + 1);
-      for (size_t i = 0; i < len_; ++i) {
-        dst[i] = Op::template Apply<Acc>(Traits<T>::Load(a[i]), Traits<T>::Load(b[i]));
-      }
-      return;
-    }
-    const size_t mid = lo + std::bit_floor(hi - lo - 1);
-    Reduce(lo, mid, dst, free);
-    if (hi - mid == 1) {
-      const T* b = In(mid);
-      for (size_t i = 0; i < len_; ++i) {
-        dst[i] = Op::template Apply<Acc>(dst[i], Traits<T>::Load(b[i]));
-      }
-      return;
-    }
-    Reduce(mid, hi, free, free + kBlock);
-    for (size_t i = 0; i < len_; ++i) dst[i] = Op::template Apply<Acc>(dst[i], free[i]);
-  }
-
-  std::span<const std::byte* const> inputs_;
-  std::vector<Acc> scratch_;
-  size_t begin_ = 0, len_ = 0;
-};
-
-using Fn = void (*)(std::span<const std::byte* const>, std::span<std::byte* const>, size_t);
-
-template <class T, class Op>
-void Run(std::span<const std::byte* const> in, std::span<std::byte* const> out, size_t count) {
-  TreeReducer<T, Op>(in).Run(out, count);
-}
-
-template <class T>
-Fn PickArithmetic(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return &Run<T, SumOp>;
-    case ReduceOp::kProd:
-      return &Run<T, ProdOp>;
-    default:
-      return nullptr;
-  }
-}
-template <class T>
-Fn PickOrdered(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kMax:
-      return &Run<T, MaxOp>;
-    case ReduceOp::kMin:
-      return &Run<T, MinOp>;
-    default:
-      return PickArithmetic<T>(op);
-  }
-}
-template <class T>
-Fn PickInteger(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kAnd:
-      return &Run<T, AndOp>;
-    case ReduceOp::kOr:
-      return &Run<T, OrOp>;
-    default:
-      return PickOrdered<T>(op);
-  }
-}
-
-Fn Pick(DType dtype, ReduceOp op) {
+// The kernel of a pair, which may be that of another type with the same bits.
+BlockKernel KernelOf(const KernelSet& set, DType dtype, ReduceOp op) {
+  const bool arithmetic = op == ReduceOp::kSum || op == ReduceOp::kProd;
+  const bool bitwise = op == ReduceOp::kAnd || op == ReduceOp::kOr;
+  const bool integer = dtype >= DType::kS8 && dtype <= DType::kU64;
+  if (bitwise) return integer || dtype == DType::kPred ? set.find(DType::kU64, op) : nullptr;
   switch (dtype) {
     case DType::kPred:
-      return op == ReduceOp::kSum || op == ReduceOp::kProd ? nullptr : PickInteger<uint8_t>(op);
+      return arithmetic ? nullptr : set.find(DType::kU8, op);
     case DType::kS8:
-      return PickInteger<int8_t>(op);
+      return set.find(arithmetic ? DType::kU8 : dtype, op);
     case DType::kS16:
-      return PickInteger<int16_t>(op);
+      return set.find(arithmetic ? DType::kU16 : dtype, op);
     case DType::kS32:
-      return PickInteger<int32_t>(op);
+      return set.find(arithmetic ? DType::kU32 : dtype, op);
     case DType::kS64:
-      return PickInteger<int64_t>(op);
-    case DType::kU8:
-      return PickInteger<uint8_t>(op);
-    case DType::kU16:
-      return PickInteger<uint16_t>(op);
-    case DType::kU32:
-      return PickInteger<uint32_t>(op);
-    case DType::kU64:
-      return PickInteger<uint64_t>(op);
-    case DType::kF16:
-      return PickOrdered<Half>(op);
-    case DType::kBF16:
-      return PickOrdered<BFloat>(op);
-    case DType::kF32:
-      return PickOrdered<float>(op);
-    case DType::kF64:
-      return PickOrdered<double>(op);
+      return set.find(arithmetic ? DType::kU64 : dtype, op);
     case DType::kC64:
-      return PickArithmetic<std::complex<float>>(op);
+      if (op == ReduceOp::kSum) return set.find(DType::kF32, op);
+      return kBaselineKernels.find(dtype, op);
     case DType::kC128:
-      return PickArithmetic<std::complex<double>>(op);
+      if (op == ReduceOp::kSum) return set.find(DType::kF64, op);
+      return kBaselineKernels.find(dtype, op);
     default:
-      return nullptr;
+      return set.find(dtype, op);
   }
 }
 
 // XLA's threads flush subnormals to zero, ours do not: the result must not depend on which one gets
-// here.
+// here. On x86-64 only the vector unit computes, and saving the rest costs more than a small
+// reduction.
 class DefaultFloatEnvironment final {
  public:
+#if defined(__SSE2__)
+  DefaultFloatEnvironment() : before_(_mm_getcsr()) {
+    constexpr unsigned kDefault = 0x1f80;  // all exceptions masked, to nearest, nothing flushed
+    _mm_setcsr(kDefault);
+  }
+  ~DefaultFloatEnvironment() { _mm_setcsr(before_); }
+#else
   DefaultFloatEnvironment() {
     std::fegetenv(&before_);
     std::fesetenv(FE_DFL_ENV);
   }
   ~DefaultFloatEnvironment() { std::fesetenv(&before_); }
+#endif
   DefaultFloatEnvironment(const DefaultFloatEnvironment&) = delete;
   DefaultFloatEnvironment& operator=(const DefaultFloatEnvironment&) = delete;
 
  private:
+#if defined(__SSE2__)
+  const unsigned before_;
+#else
   std::fenv_t before_;
+#endif
+};
+
+struct alignas(kAlignment) Line {
+  std::byte bytes[kAlignment];
 };
 
 }  // namespace
 
-bool ReduceSupported(DType dtype, ReduceOp op) { return Pick(dtype, op) != nullptr; }
+bool ReduceSupported(DType dtype, ReduceOp op) {
+  return KernelOf(kBaselineKernels, dtype, op) != nullptr;
+}
 
 void ReduceElements(DType dtype, ReduceOp op, std::span<const std::byte* const> inputs,
                     std::span<std::byte* const> outputs, size_t count) {
+  ReduceElementsAt(BestVectorLevel(), dtype, op, inputs, outputs, count);
+}
+
+void ReduceElementsAt(VectorLevel level, DType dtype, ReduceOp op,
+                      std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
+                      size_t count) {
+  const size_t n = inputs.size();
+  const size_t bytes = count * DTypeBytes(dtype);
+  if (bytes == 0) return;
+  // Nobody reads outputs of this size before they have left the caches.
+  const bool stream = bytes * outputs.size() >= kStreamBytes;
+  const auto write = stream ? &StreamBytes : &CopyBytes;
+  if (n == 1) {
+    for (std::byte* output : outputs) write(output, inputs[0], bytes);
+    if (stream) StreamFence();
+    return;
+  }
+  const KernelSet& set = SetOf(level);
+  const BlockKernel kernel = KernelOf(set, dtype, op);
   const DefaultFloatEnvironment environment;
-  Pick(dtype, op)(inputs, outputs, count);
+
+  // Uninitialised: the kernels write before they read.
+  constexpr size_t kBlockLines = kReduceBlockBytes / kAlignment;
+  const size_t levels = n <= kReduceDirectInputs ? 0 : std::bit_width(n);
+  const size_t tail = bytes % set.vector_bytes;
+  const size_t result_lines = stream || tail > 0 ? kBlockLines : 0;
+  const size_t scratch_lines = levels * kReduceScratchBytes / kAlignment;
+  const std::unique_ptr<Line[]> lines(new Line[result_lines + scratch_lines + (tail > 0 ? n : 0)]);
+  auto* const result = reinterpret_cast<std::byte*>(lines.get());
+  std::byte* const scratch = result + result_lines * kAlignment;
+  std::byte* const padded = scratch + scratch_lines * kAlignment;
+
+  std::vector<const std::byte*> at(inputs.begin(), inputs.end());
+  for (size_t begin = 0; begin < bytes - tail; begin += kReduceBlockBytes) {
+    const size_t size = std::min(kReduceBlockBytes, bytes - tail - begin);
+    for (size_t i = 0; i < n; ++i) at[i] = inputs[i] + begin;
+    std::byte* const first = stream ? result : outputs[0] + begin;
+    kernel(at.data(), n, first, size, scratch);
+    for (size_t k = stream ? 0 : 1; k < outputs.size(); ++k) write(outputs[k] + begin, first, size);
+  }
+  if (tail > 0) {
+    // One more vector, filled up with zeros, so that the last elements are computed as all others.
+    std::memset(padded, 0, n * kAlignment);
+    for (size_t i = 0; i < n; ++i) {
+      at[i] = padded + i * kAlignment;
+      std::memcpy(padded + i * kAlignment, inputs[i] + bytes - tail, tail);
+    }
+    kernel(at.data(), n, result, set.vector_bytes, scratch);
+    for (std::byte* output : outputs) std::memcpy(output + bytes - tail, result, tail);
+  }
+  if (stream) StreamFence();
 }
 
 }  // namespace uccl::coll

@@ -6,12 +6,15 @@
 // powers of two are whole subtrees, so a process that owns such a block can later send one partial
 // result instead of its members without changing a bit. The error grows with log2(n) instead of n.
 //
-// float16 and bfloat16 accumulate in float32 and are rounded once at the end. Integers wrap.
+// float16 and bfloat16 accumulate in float32 and are rounded once at the end. Integers wrap. A NaN
+// in the result of two or more inputs is always the positive quiet one, so that results do not
+// depend on the vector instructions of the machine either; a single input is copied as it is.
 #pragma once
 
 #include <cstddef>
 #include <span>
 
+#include "csrc/base/vector_level.h"
 #include "csrc/collectives/dtype.h"
 
 namespace uccl::coll {
@@ -25,5 +28,10 @@ bool ReduceSupported(DType dtype, ReduceOp op);
 // outputs point at elements and must not overlap; n >= 1; the pair must be supported.
 void ReduceElements(DType dtype, ReduceOp op, std::span<const std::byte* const> inputs,
                     std::span<std::byte* const> outputs, size_t count);
+
+// The same with the instructions of one of VectorLevels(), for tests and measurements.
+void ReduceElementsAt(VectorLevel level, DType dtype, ReduceOp op,
+                      std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
+                      size_t count);
 
 }  // namespace uccl::coll

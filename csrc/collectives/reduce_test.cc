@@ -282,19 +282,21 @@ void CheckOnce(DType dtype, ReduceOp op, size_t n, size_t count, std::mt19937_64
   const size_t bytes = count * DTypeBytes(dtype);
   std::vector<Buffer> in;
   for (size_t r = 0; r < n; ++r) in.push_back(RandomElements(dtype, count, random));
-  std::vector<Buffer> out(3, Buffer(bytes + kGuard, kMark));
-  std::vector<std::byte*> to;
-  for (Buffer& b : out) to.push_back(b.data());
-  ReduceElements(dtype, op, Pointers(in), to, count);
-
   const Buffer want = Oracle(dtype, op, in, count);
-  for (size_t i = 0; i < count; ++i) {
-    ASSERT_TRUE(Same(dtype, out[0], want, i)) << "element " << i;
-  }
-  for (const Buffer& b : out) {
-    ASSERT_EQ(b, out[0]);
-    for (size_t i = bytes; i < b.size(); ++i)
-      ASSERT_EQ(b[i], kMark) << "past the end by " << i - bytes;
+  for (VectorLevel level : VectorLevels()) {
+    SCOPED_TRACE(VectorLevelName(level));
+    std::vector<Buffer> out(3, Buffer(bytes + kGuard, kMark));
+    std::vector<std::byte*> to;
+    for (Buffer& b : out) to.push_back(b.data());
+    ReduceElementsAt(level, dtype, op, Pointers(in), to, count);
+    for (size_t i = 0; i < count; ++i) {
+      ASSERT_TRUE(Same(dtype, out[0], want, i)) << "element " << i;
+    }
+    for (const Buffer& b : out) {
+      ASSERT_EQ(b, out[0]);
+      for (size_t i = bytes; i < b.size(); ++i)
+        ASSERT_EQ(b[i], kMark) << "past the end by " << i - bytes;
+    }
   }
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "csrc/base/hash.h"
+#include "csrc/base/huge_pages.h"
 #include "csrc/collectives/abort_message.h"
 
 namespace uccl::coll {
@@ -214,6 +215,7 @@ Status Runtime::Shutdown(Nanos timeout) {
 void Runtime::Apply(const Config& config) {
   config_ = config;
   pool_.set_max_threads(config.completion_threads);
+  UseHugePages(config.huge_pages != 0);
   scratch_.set_keep_bytes(static_cast<uint64_t>(config.scratch_cache_bytes));
   stay_.set_limit(FromMicros(config.stay_us));
 }
@@ -221,8 +223,6 @@ void Runtime::Apply(const Config& config) {
 void Runtime::SetConfig(const Config& config) {
   std::lock_guard lock(mutex_);
   Apply(config);
-  scratch_.set_keep_bytes(static_cast<uint64_t>(config.scratch_cache_bytes));
-  stay_.set_limit(FromMicros(config.stay_us));
 }
 
 void Runtime::SetDefaultDevices(DeviceTable table) {

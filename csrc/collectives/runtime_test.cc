@@ -258,6 +258,24 @@ TEST(Runtime, RowsAndColumnsOfAMesh_AtOnce) {
   }
 }
 
+// Shared among threads, and streamed past the caches: parts end where neither pages nor vectors do.
+TEST(Runtime, LargeOperations_InOneProcess) {
+  Fleet fleet({3});
+  const TestOp ops[] = {
+      fleet.Compile(OpKind::kAllReduce, DType::kF32, ReduceOp::kSum, {1'400'001}, 1),
+      fleet.Compile(OpKind::kAllReduce, DType::kF16, ReduceOp::kSum, {90'003}, 2),
+      fleet.Compile(OpKind::kAllReduce, DType::kU8, ReduceOp::kMax, {3'000'017}, 3),
+      fleet.Compile(OpKind::kAllToAll, DType::kU8, ReduceOp::kNone, {3, 1'500'001}, 4),
+  };
+  for (int run = 0; run < 3; ++run) {
+    for (const TestOp& op : ops) {
+      SCOPED_TRACE("run " + std::to_string(run) + " " + op.sites[0]->spec().label);
+      const auto in = RandomInputs(op, 3, static_cast<uint64_t>(run));
+      ExpectResults(fleet.SubmitAll(op, in, {2, 0, 1}, run), Expected(op, in));
+    }
+  }
+}
+
 TEST(Runtime, OneProcessRunsAhead) {
   // Process 0 needs nothing from process 1 to go on with later runs: it only gives. Here all its
   // calls of many runs are in flight at other sites before process 1 makes the first.

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "csrc/base/huge_pages.h"
+
 namespace uccl::coll {
 namespace {
 
@@ -34,6 +36,7 @@ ScratchPool::Buffer ScratchPool::Take(uint64_t bytes) {
   }
   // Not make_unique, which would touch every page.
   buffer.memory_.reset(new std::byte[buffer.bytes_]);
+  AdviseHugePages(buffer.memory_.get(), buffer.bytes_);
   return buffer;
 }
 

@@ -7,7 +7,8 @@ find_package(Threads REQUIRED)
 
 add_library(uccl_flags INTERFACE)
 target_include_directories(uccl_flags INTERFACE "${CMAKE_CURRENT_SOURCE_DIR}")
-target_compile_options(uccl_flags INTERFACE -Wall -Wextra)
+# A product and a sum that are rounded once instead of twice would differ between processors.
+target_compile_options(uccl_flags INTERFACE -Wall -Wextra -ffp-contract=off)
 target_link_libraries(uccl_flags INTERFACE Threads::Threads ${CMAKE_DL_LIBS})
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # Cries wolf over std::string's operator+ (gcc bug 105651).

@@ -70,7 +70,7 @@ def build_module(
 def build_programs(folder: Path, environment: Environment) -> None:
     """The native programs of benchmarks/, into a folder that build_module has made."""
     with timed("building the benchmarks"):
-        for program in ("engine_bench", "uccl_stream"):
+        for program in ("engine_bench", "uccl_stream", "uccl_memory"):
             _compile(folder, environment, program)
 
 

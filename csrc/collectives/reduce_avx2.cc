@@ -1,0 +1,47 @@
+// The kernels of reduce_kernels.h for x86 processors with AVX2 and F16C.
+#include "csrc/collectives/reduce_kernels.h"
+
+#ifdef UCCL_HAVE_X86_LEVELS
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+UCCL_BEGIN_TARGET(UCCL_TARGET_AVX2)
+namespace uccl::coll {
+namespace {
+
+constexpr size_t kVectorBytes = 32;
+
+#include "csrc/collectives/reduce_vectors.inc"
+
+// The processor's own conversions: the lower half of the elements first.
+struct HalfCodec {
+  using Register = FloatPair;
+  using Halves = __m128i;
+  static constexpr size_t kBytes = kVectorBytes;
+  static UCCL_INLINE Vector<float> Widen(const std::byte* from) {
+    return Bits<Vector<float>>(_mm256_cvtph_ps(LoadVector<Halves>(from)));
+  }
+  static UCCL_INLINE Halves Narrow(Vector<float> v) {
+    return _mm256_cvtps_ph(Bits<__m256>(OneNan(v)), _MM_FROUND_TO_NEAREST_INT);
+  }
+  static UCCL_INLINE Register Load(const std::byte* from) {
+    return {Widen(from), Widen(from + sizeof(Halves))};
+  }
+  static UCCL_INLINE void Store(std::byte* to, const Register& v) {
+    StoreVector(to, Narrow(v.first));
+    StoreVector(to + sizeof(Halves), Narrow(v.second));
+  }
+};
+
+#include "csrc/collectives/reduce_tree.inc"
+
+}  // namespace
+
+const KernelSet kAvx2Kernels = {VectorLevel::kAvx2, kVectorBytes, &FindReal};
+
+}  // namespace uccl::coll
+UCCL_END_TARGET
+
+#endif  // UCCL_HAVE_X86_LEVELS
