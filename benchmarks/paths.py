@@ -216,6 +216,7 @@ def jax_rows(
         command = [*net.enter("ab"[2 * rank // processes]), sys.executable, __file__]
         command += ["--child", f"{rank},{processes},{coordinator}", "--losses", ",".join(losses)]
         env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+        env["JAX_UCCL_SHARED_MEMORY"] = "off"  # namespaces of one host are to be several hosts
         first = rank == 0
         ranks.append(
             subprocess.Popen(

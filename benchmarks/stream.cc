@@ -212,6 +212,7 @@ std::string Run(int argc, char** argv) {
     if (equals == std::string::npos) return "a setting is name=value, not " + text;
     settings[text.substr(0, equals)] = text.substr(equals + 1);
   }
+  settings.emplace("shared_memory", "off");  // network namespaces of one host are to be two hosts
   const Result<Config> config = MakeConfig(settings, {});
   if (!config.ok()) return config.status().ToString();
   Ends ends;

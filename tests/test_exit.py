@@ -91,8 +91,8 @@ def free_port():
 def test_two_processes_start_end_and_start_again():
     code = _PROGRAM + (
         "jax.distributed.initialize(f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]))\n"
-        "for round in range(2):\n"
-        "    jax_uccl.init(op_timeout_ms=60000)\n"
+        "for shared in ('off', 'on'):\n"
+        "    jax_uccl.init(op_timeout_ms=60000, shared_memory=shared)\n"
         "    f = program(lambda x: jax_uccl.psum(x, 'x'), jax.devices())\n"
         "    x = jax.make_array_from_callback((4,), jax.sharding.NamedSharding(\n"
         "        jax.sharding.Mesh(np.array(jax.devices()), ('x',)), P('x')),\n"
@@ -105,8 +105,13 @@ def test_two_processes_start_end_and_start_again():
         "    assert list(peers) == [1 - int(sys.argv[2])]\n"
         "    paths = peers[1 - int(sys.argv[2])]['paths']\n"
         "    assert [path['state'] for path in paths] == ['up'] * 16, paths\n"
-        "    assert sum(path['packets_sent'] for path in paths) > 0, paths\n"
-        "    assert max(path['srtt_ns'] for path in paths) > 0, paths\n"
+        "    neighbours = jax_uccl.stats()['shared_memory']\n"
+        "    assert list(neighbours) == ([] if shared == 'off' else list(peers)), neighbours\n"
+        "    if shared == 'on':\n"
+        "        assert neighbours[1 - int(sys.argv[2])]['bytes_sent'] > 0, neighbours\n"
+        "    else:\n"
+        "        assert sum(path['packets_sent'] for path in paths) > 0, paths\n"
+        "        assert max(path['srtt_ns'] for path in paths) > 0, paths\n"
         "    jax_uccl.shutdown()\n"
     )
     port = str(free_port())

@@ -36,13 +36,6 @@ bool OfLocal(const Slice& slice) {
 // The operation for which this thread stays in its Arrive.
 thread_local const Operation* staying_for = nullptr;
 
-// Threads that share a reduction which reads and writes so many bytes.
-uint64_t ReduceThreads(uint64_t bytes) {
-  // Asked once: it reads a file.
-  static const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
-  return std::clamp<uint64_t>(bytes / kReduceThreadBytes, 1, std::min<uint64_t>(cores, 16));
-}
-
 }  // namespace
 
 Operation::Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_t seq,
@@ -382,7 +375,8 @@ void Operation::RunReductions(bool share) {
   };
   uint64_t bytes = 0;
   for (const Reduction& r : stage().reductions) bytes += touched(r);
-  const uint64_t threads = share ? ReduceThreads(bytes) : 1;
+  const uint64_t threads =
+      share ? std::clamp<uint64_t>(bytes / kReduceThreadBytes, 1, host_->reduce_threads()) : 1;
 
   struct Part {
     const Reduction* reduction;

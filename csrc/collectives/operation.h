@@ -59,6 +59,8 @@ class OperationHost {
   virtual engine::Engine* engine() = 0;  // not null when a member is remote
   virtual WorkerPool& pool() = 0;
   virtual ScratchPool& scratch() = 0;
+  // That may share a large reduction: this process's part of the cores.
+  virtual uint64_t reduce_threads() const = 0;
   // The rank's call is over (before its `done` runs).
   virtual void OnLocalDone(const ExecutionTable::Call& call) = 0;
   // Ranks of this process called with arguments that do not fit together.

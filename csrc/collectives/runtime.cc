@@ -92,6 +92,13 @@ Status TimeoutOf(const Operation& op, const Operation::Missing& missing, Nanos d
   return s;
 }
 
+// Of one of so many processes of this host.
+uint64_t ReduceThreads(int processes) {
+  constexpr uint64_t kMost = 16;  // more share one memory in vain
+  const uint64_t cores = std::thread::hardware_concurrency();
+  return std::clamp<uint64_t>(cores / static_cast<uint64_t>(processes), 1, kMost);
+}
+
 // A fault point: shuffles the order in which calls of different places and devices come here. Per
 // thread, so that it orders nothing by itself; the seed does not matter.
 void TestDelay(int64_t limit_us) {
@@ -106,7 +113,9 @@ void TestDelay(int64_t limit_us) {
 }  // namespace
 
 Runtime::Runtime()
-    : pool_(Config().completion_threads), executions_(std::make_unique<ExecutionTable>()) {}
+    : pool_(Config().completion_threads),
+      reduce_threads_(ReduceThreads(/*processes=*/1)),
+      executions_(std::make_unique<ExecutionTable>()) {}
 
 Runtime::~Runtime() {
   (void)Shutdown(Nanos(0));  // what could not be delivered is of no interest to anybody any more
@@ -156,6 +165,7 @@ Status Runtime::Connect(ProcessId self, const std::vector<std::string>& addresse
   Status status = engine->Connect(self, addresses, session);
   std::lock_guard lock(mutex_);
   if (engine_ == engine) connected_ = status.ok();
+  reduce_threads_.store(ReduceThreads(engine->LocalProcesses()), std::memory_order_relaxed);
   return status;
 }
 
@@ -203,6 +213,7 @@ Status Runtime::Shutdown(Nanos timeout) {
     std::lock_guard lock(mutex_);
     engine = std::move(engine_);
     connected_ = false;
+    reduce_threads_.store(ReduceThreads(1), std::memory_order_relaxed);
     // The next epoch, or life without one, starts clean.
     executions_ = std::make_unique<ExecutionTable>();
     comms_.clear();

@@ -11,6 +11,7 @@
 // locks and call back).
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -88,6 +89,10 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   engine::Engine* engine() override { return engine_.get(); }
   WorkerPool& pool() override { return pool_; }
   ScratchPool& scratch() override { return scratch_; }
+  // Relaxed: how many threads share a reduction does not change its result.
+  uint64_t reduce_threads() const override {
+    return reduce_threads_.load(std::memory_order_relaxed);
+  }
   void OnLocalDone(const ExecutionTable::Call& call) override;
   void OnDisagreement(const Operation& op, const Status& cause) override;
   void OnOperationOver(Operation* op) override;
@@ -128,6 +133,7 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   ScratchPool scratch_;  // outlives the pool, whose tasks hold operations
   WorkerPool pool_;
   StayPolicy stay_;
+  std::atomic<uint64_t> reduce_threads_;
 
   mutable std::mutex mutex_;         // guards all below; see engine() for `engine_`
   std::condition_variable look_;     // the watchdog has a reason to wake

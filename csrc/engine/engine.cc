@@ -258,7 +258,11 @@ Engine::PollScope::PollScope(Engine* engine) {
   if (engine->HasShared()) scope_.emplace(engine->impl_->shared.get());
 }
 
-bool Engine::HasShared() const { return impl_->shared != nullptr && impl_->shared->HasPeers(); }
+int Engine::LocalProcesses() const {
+  return 1 + (impl_->shared == nullptr ? 0 : impl_->shared->peers());
+}
+
+bool Engine::HasShared() const { return impl_->shared != nullptr && impl_->shared->peers() > 0; }
 
 void Engine::Cancel(std::vector<Posted> posted, std::function<void()> done) {
   // Messages that were handed in before Connect pass through the workers' queues, so shared memory

@@ -1,5 +1,5 @@
-// What the engine needs of a network device. One implementation per folder (udp/, later shm/,
-// verbs/, sim/), one row each in registry.cc. All calls come from the engine thread that owns the
+// What the engine needs of a network device. One implementation per folder (udp/, later
+// verbs/), one row each in registry.cc. All calls come from the engine thread that owns the
 // backend.
 #pragma once
 

@@ -7,15 +7,14 @@
 // has left. It sleeps on the doorbell of this process's segment, without a timeout when no message
 // is outstanding.
 //
-// Peers ring only while something here waits for them (and when a ring is full): what comes early is
-// found by the operation that wants it, and programs in step with each other wake nobody.
+// Peers ring only while something here waits for them (and when a ring is full): what comes early
+// is found by the operation that wants it, and programs in step with each other wake nobody.
 //
 // Sleep and wake-up. `asleep_` says that the thread sleeps or is about to, `pollers_` how many
-// others serve, and `sleeping` in the segment whether peers must ring. A call that makes something wait rings
-// the thread itself, unless others serve. The thread sets asleep_,
-// then looks at pollers_; the last poller takes itself off pollers_, then looks at asleep_; all
-// sequentially consistent, so one of the two sees the other and sets `sleeping` before the last
-// look for work.
+// others serve, and `sleeping` in the segment whether peers must ring. A call that makes something
+// wait rings the thread itself, unless others serve. The thread sets asleep_, then looks at
+// pollers_; the last poller takes itself off pollers_, then looks at asleep_; all sequentially
+// consistent, so one of the two sees the other and sets `sleeping` before the last look for work.
 //
 // Any thread may call. Callbacks run on the own thread or in Poll, never under a lock, and must not
 // block.
@@ -63,7 +62,9 @@ class Messenger final {
   Status Connect(ProcessId self, const std::vector<std::string>& addresses, uint64_t session);
   // After Connect.
   bool Reaches(ProcessId peer) const { return FindLink(peer) != nullptr; }
-  bool HasPeers() const { return connected_.load(std::memory_order_acquire) && !served_.empty(); }
+  int peers() const {
+    return connected_.load(std::memory_order_acquire) ? static_cast<int>(served_.size()) : 0;
+  }
 
   // As engine::Engine; the peer must be reached. Results come through Poll or the own thread.
   void Send(ProcessId peer, const core::MessageInfo& info, Bytes data, uint64_t token);

@@ -60,11 +60,11 @@ def check_error(result: mp.Result, kinds: set[str], process: int) -> dict:
     return error
 
 
-@pytest.mark.parametrize("victim", [1, 2])
-def test_killed_peer(victim: int) -> None:
+@pytest.mark.parametrize(("victim", "shared_memory"), [(1, "on"), (2, "off")])
+def test_killed_peer(victim: int, shared_memory: str) -> None:
     results = run(
         f"""
-        jax_uccl.init(op_timeout_ms=20000, peer_silence_ms=4000)
+        jax_uccl.init(op_timeout_ms=20000, peer_silence_ms=4000, shared_memory="{shared_memory}")
         f = jit(lambda x: jax_uccl.psum(x, "x"), P())
         x = make((3 * 4,))
         for _ in range(3):
@@ -94,13 +94,14 @@ def test_killed_peer(victim: int) -> None:
         assert f"process={victim}" in later["text"]
 
 
-def test_stopped_peer_is_named_by_all() -> None:
+@pytest.mark.parametrize("shared_memory", ["on", "off"])
+def test_stopped_peer_is_named_by_all(shared_memory: str) -> None:
     # Alive for the kernel, dead for the job: neither answers nor closes anything. A watcher ends it later, so that
     # the job can end.
     results = run(
         """
         import subprocess
-        jax_uccl.init(op_timeout_ms=60000, peer_silence_ms=2000)
+        jax_uccl.init(op_timeout_ms=60000, peer_silence_ms=2000, shared_memory=os.environ["SHARED"])
         f = jit(lambda x: jax_uccl.all_to_all(x, "x", 0, 0, tiled=True))
         x = make((9, 1000))
         jax.block_until_ready(f(x))
@@ -112,6 +113,7 @@ def test_stopped_peer_is_named_by_all() -> None:
         leave()
         """,
         n=3,
+        env={"SHARED": shared_memory},
     )
     for rank in (0, 2):
         error = check_error(results[rank], {"PeerLostError"}, 1)

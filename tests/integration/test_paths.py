@@ -63,6 +63,7 @@ def run(
     root = pathlib.Path(jax_uccl.__file__).parents[1]
     paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"}
+    env["JAX_UCCL_SHARED_MEMORY"] = "off"  # namespaces of one host are to be two hosts
     env.pop("XLA_FLAGS", None)
     ranks = []
     for rank, host in enumerate("ab"):

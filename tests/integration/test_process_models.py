@@ -138,8 +138,18 @@ EVERY_COLLECTIVE = """
 """
 
 
-def _digests(processes: int, per_process: int) -> dict[str, str]:
-    results = mp.run_processes(IDENTICAL, processes, per_process, timeout=160, check=True)
+# How processes of one host talk, by name.
+WAYS = {
+    "network": {"JAX_UCCL_SHARED_MEMORY": "off"},
+    "one copy": {"JAX_UCCL_SHARED_MEMORY": "on"},
+    "two copies": {"JAX_UCCL_SHARED_MEMORY": "on", "JAX_UCCL_SHM_ONE_COPY": "0"},
+}
+
+
+def _digests(processes: int, per_process: int, way: str) -> dict[str, str]:
+    results = mp.run_processes(
+        IDENTICAL, processes, per_process, timeout=160, check=True, env=WAYS[way]
+    )
     merged: dict[str, str] = {}
     for result in results:
         merged.update(result.value)
@@ -148,16 +158,30 @@ def _digests(processes: int, per_process: int) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_results_are_bit_identical_in_every_process_model() -> None:
-    want = _digests(1, 8)
+    want = _digests(1, 8, "network")
     assert len(want) == 4 * 12 * 8
-    for layout in [(2, 4), (4, 2), (8, 1)]:
-        assert _digests(*layout) == want, layout
+    for *layout, way in [(2, 4, "one copy"), (4, 2, "two copies"), (8, 1, "network")]:
+        assert _digests(*layout, way) == want, (layout, way)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("processes", "per_process"), [(1, 8), (2, 4), (4, 2), (8, 1)])
-def test_every_collective_in_every_process_model(processes: int, per_process: int) -> None:
-    results = mp.run_processes(EVERY_COLLECTIVE, processes, per_process, timeout=160, check=True)
+@pytest.mark.parametrize(
+    ("processes", "per_process", "way"),
+    [
+        (1, 8, "network"),
+        (2, 4, "network"),
+        (2, 4, "one copy"),
+        (4, 2, "network"),
+        (4, 2, "two copies"),
+        (8, 1, "one copy"),
+    ],
+)
+def test_every_collective_in_every_process_model(
+    processes: int, per_process: int, way: str
+) -> None:
+    results = mp.run_processes(
+        EVERY_COLLECTIVE, processes, per_process, timeout=160, check=True, env=WAYS[way]
+    )
     # Six inputs of eight outputs, and two results of eight launches; one shard for each device.
     assert [r.value for r in results] == [[(6 * 8 + 16) * per_process, 0, 0]] * processes
 

@@ -49,8 +49,11 @@ EQUAL = (
 )
 
 
+OVER_NETWORK = {"JAX_UCCL_SHARED_MEMORY": "off"}  # shared memory passes the engines by
+
+
 def _values(n: int, engines: int, **env: str) -> list[dict]:
-    env = {"JAX_UCCL_ENGINES": str(engines), "JAX_UCCL_PATHS": "2", **env}
+    env = {"JAX_UCCL_ENGINES": str(engines), "JAX_UCCL_PATHS": "2", **OVER_NETWORK, **env}
     return [r.value for r in mp.run_processes(EQUAL, n, env=env, check=True)]
 
 
@@ -121,7 +124,7 @@ def test_killed_peer_fails_what_every_engine_carries() -> None:
     results = mp.run_processes(
         KILLED,
         3,
-        env={"JAX_UCCL_ENGINES": "2", "JAX_UCCL_PEER_SILENCE_MS": "4000"},
+        env={"JAX_UCCL_ENGINES": "2", "JAX_UCCL_PEER_SILENCE_MS": "4000", **OVER_NETWORK},
         end_on_failure=False,
     )
     for rank in (0, 2):
