@@ -21,7 +21,10 @@ void CopyByLibc(void* to, const void* from, size_t bytes) {
 #ifdef UCCL_HAVE_X86_LEVELS
 
 constexpr size_t kLineBytes = 64;
-// Below this libc is as fast or faster.
+// Below this libc is as fast or faster. GB/s read and written, libc and the loops for AVX-512 and
+// AVX2, on a Xeon with all of them: 4 KB 287, 382, 277; with the destination 16 bytes further in
+// its page 199, 233, 224; 64 KB 78, 81, 74; 1 MB 41, 50, 33. On another machine libc copied 64 KB
+// at that distance with 1.6 instead of 34 GB/s, which is what the AVX2 loop is kept for.
 constexpr size_t kOwnLoopBytes = 4096;
 
 // Four loads go before four stores: a load waits for an earlier store whose address is equal in its
@@ -86,8 +89,8 @@ CopyFunction CopyBytesAt(VectorLevel level) {
       return &Copy<&LoopAvx512<false>, 256>;
     case VectorLevel::kAvx2:
       return &Copy<&LoopAvx2<false>, 128>;
-    case VectorLevel::kBaseline:
-      return &Copy<&LoopSse2<false>, 64>;
+    case VectorLevel::kBaseline:  // libc may have better instructions than this build knows of
+      break;
   }
 #endif
   (void)level;
