@@ -395,7 +395,9 @@ void Operation::CompleteLocals(std::unique_lock<std::mutex>& lock) {
   std::vector<std::pair<std::function<void(const Status&)>, Status>> leaving;
   std::vector<ExecutionTable::Call> finished;
   for (Local& l : locals_) {
-    if (!l.arrived || l.completed || (!failed_ && l.left > 0)) continue;
+    // A barrier's messages name no rank's buffer, but it is they that are waited for.
+    const bool held = l.left > 0 || (description_.kind == OpKind::kBarrier && !stages_done_);
+    if (!l.arrived || l.completed || (!failed_ && held)) continue;
     l.completed = true;
     ++completed_;
     finished.push_back(l.matched);
