@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "csrc/base/hash.h"
+#include "csrc/collectives/algorithms/registry.h"
 
 namespace uccl::coll {
 namespace {
@@ -152,8 +153,11 @@ std::shared_ptr<const Schedule> CallSite::ScheduleFor(const Communicator& comm, 
     request.elements = elements;
     request.permutation = spec_.permutation;
     request.root = static_cast<uint32_t>(spec_.root);
-    request.direct_max_bytes = direct_max_bytes;
-    slot = std::make_shared<const Schedule>(MakeSchedule(request, comm.members, comm.self));
+    const bool split =
+        request.kind == OpKind::kAllReduce && elements * DTypeBytes(dtype) > direct_max_bytes;
+    const Algorithm* algorithm = FindAlgorithm(request.kind, split ? "split" : "direct");
+    slot = std::make_shared<const Schedule>(
+        MakeSchedule(*algorithm, request, comm.members, comm.self));
   }
   return slot;
 }

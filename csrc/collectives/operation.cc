@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "csrc/base/hash.h"
-#include "csrc/collectives/reduce.h"
+#include "csrc/collectives/wide_reduce.h"
 
 namespace uccl::coll {
 namespace {
@@ -24,6 +24,12 @@ constexpr uint64_t kReduceShardBytes = 256 << 10;
 bool OfLocal(const Slice& slice) {
   return slice.kind == BufferKind::kInput || slice.kind == BufferKind::kOutput;
 }
+
+// The name of a message, with its part of those between the same two ranks.
+core::MessageTag TagOf(const OpKey& key, uint32_t stage, const Transfer& t) {
+  return TagOf(key, stage | t.part << 16, t.from, t.to);
+}
+static_assert(kMaxStages <= 1u << 16 && kMaxParts <= 1u << 16);
 
 uint64_t ReduceShards(uint64_t bytes) {
   // Asked once: it reads a file.
@@ -237,7 +243,7 @@ void Operation::Perform(const Work& work) {
     uint32_t stage = 0;
     const Transfer& t = TransferAt(index, &is_send, &stage);
     core::MessageInfo info;
-    info.tag = TagOf(key_, stage, t.from, t.to);
+    info.tag = TagOf(key_, stage, t);
     info.digest = digest_;
     info.size_bytes = t.slice.bytes;
     info.note = description_.Encode();
@@ -325,14 +331,15 @@ void Operation::EnterNextStage(std::unique_lock<std::mutex>& lock) {
 // Runs the reductions of the current stage. Called without the mutex, counted in active_.
 void Operation::RunReductions(bool share) {
   const size_t element = DTypeBytes(description_.dtype);
+  const auto width = [&](const Slice& s) { return s.wide ? kWideBytes : element; };
   for (const Reduction& r : stage().reductions) {
-    const uint64_t count = r.to[0].bytes / element;
+    const uint64_t count = r.to[0].bytes / width(r.to[0]);
     const auto run = [&](uint64_t begin, uint64_t end) {
-      std::vector<const std::byte*> from;
-      std::vector<std::byte*> to;
-      for (const Slice& s : r.from) from.push_back(Address(s) + begin * element);
-      for (const Slice& s : r.to) to.push_back(Address(s) + begin * element);
-      ReduceElements(description_.dtype, description_.reduction, from, to, end - begin);
+      std::vector<WideInput> from;
+      std::vector<WideOutput> to;
+      for (const Slice& s : r.from) from.push_back({Address(s) + begin * width(s), s.wide});
+      for (const Slice& s : r.to) to.push_back({Address(s) + begin * width(s), s.wide});
+      ReduceWide(description_.dtype, description_.reduction, from, to, end - begin);
     };
     const uint64_t shards = share ? ReduceShards(r.to[0].bytes * r.from.size()) : 1;
     if (shards <= 1) {
@@ -441,7 +448,7 @@ void Operation::WithdrawIfQuiet(std::unique_lock<std::mutex>& lock) {
     } else if (transfers_[i] == ItemState::kIdle || is_send) {
       // What the peer sent ahead for a receive that will not be posted. Or its grant: for a send
       // that will not happen, or for a small one that went without and did not match.
-      posted.push_back({t.peer, is_send, 0, TagOf(key_, stage, t.from, t.to)});
+      posted.push_back({t.peer, is_send, 0, TagOf(key_, stage, t)});
     }
   }
   if (posted.empty()) {
