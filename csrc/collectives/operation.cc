@@ -41,16 +41,16 @@ uint64_t ReduceShards(uint64_t bytes) {
 
 Operation::Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_t seq,
                      Nanos started, std::shared_ptr<const Communicator> comm, const Call& first,
-                     uint64_t direct_max_bytes)
+                     const CallSite::Plan& plan)
     : host_(host),
       id_(id),
       key_(key),
       seq_(seq),
       started_(started),
       comm_(std::move(comm)),
-      label_(first.site->spec().label) {
+      label_(first.site->spec().label),
+      schedule_(plan.schedule) {
   const CallSiteSpec& spec = first.site->spec();
-  schedule_ = first.site->ScheduleFor(*comm_, first.elements, first.dtype, direct_max_bytes);
   if (spec.kind == OpKind::kRaggedAllToAll) {
     ragged_ = std::make_shared<Schedule>(*schedule_);
     schedule_ = ragged_;
@@ -58,6 +58,7 @@ Operation::Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_
   description_.kind = spec.kind;
   description_.dtype = first.dtype;
   description_.reduction = spec.reduction;
+  description_.algorithm = plan.algorithm->code;
   description_.dims = static_cast<uint8_t>(first.shape.size());
   description_.group_size = static_cast<uint32_t>(comm_->members.size());
   description_.elements = first.elements;
@@ -513,7 +514,12 @@ Operation::Missing Operation::GetMissing() const {
     bool is_send = false;
     uint32_t stage = 0;
     const Transfer& t = TransferAt(i, &is_send, &stage);
-    if (stage == stage_ && transfers_[i] != ItemState::kDone && !is_send) add(t.from, true);
+    if (stage != stage_ || transfers_[i] == ItemState::kDone || is_send) continue;
+    add(t.from, true);
+    // Whoever of them is late, only that process knows.
+    for (uint32_t m = 0; t.of_process && m < comm_->members.size(); ++m) {
+      if (comm_->members[m].process == t.peer) add(m, true);
+    }
   }
   for (uint32_t i = 0; i < transfers_.size(); ++i) {
     bool is_send = false;

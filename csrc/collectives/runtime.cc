@@ -129,8 +129,11 @@ Result<std::string> Runtime::Start(const Config& config) {
         StatusCode::kInvalidArgument,
         std::to_string(by_id_.size()) + " operations are in flight; wait for them first");
   }
+  auto policy = MakePolicy(config, {});
+  if (!policy.ok()) return policy.status();
   auto engine = engine::Engine::Start(config, this);
   if (!engine.ok()) return engine.status();
+  policy_ = std::move(policy.value());
   engine_ = std::move(engine.value());
   config_ = config;
   pool_.set_max_threads(config.completion_threads);
@@ -212,10 +215,14 @@ Status Runtime::Shutdown(Nanos timeout) {
   return engine->Shutdown(std::max(Nanos(0), deadline - Now()));
 }
 
-void Runtime::SetConfig(const Config& config) {
+Status Runtime::SetConfig(const Config& config) {
+  auto policy = MakePolicy(config, {});
+  if (!policy.ok()) return policy.status();
   std::lock_guard lock(mutex_);
+  policy_ = std::move(policy.value());
   config_ = config;
   pool_.set_max_threads(config.completion_threads);
+  return Status::Ok();
 }
 
 void Runtime::SetDefaultDevices(DeviceTable table) {
@@ -236,16 +243,22 @@ void Runtime::Fail(Call& call, const Status& status) {
 
 void Runtime::Submit(Call call) {
   std::shared_ptr<const DeviceTable> defaults;
+  std::shared_ptr<const PlanPolicy> policy;
   int64_t test_delay_us = 0;
   {
     std::lock_guard lock(mutex_);
     defaults = default_devices_;
+    policy = policy_;
     test_delay_us = config_.test_delay_us;
   }
   if (test_delay_us > 0) TestDelay(test_delay_us);
   Result<CallSite::Seat> seat = call.site->SeatOf(call.device, call.partition, *defaults);
   if (!seat.ok()) return Fail(call, seat.status());
   const CallSite::Seat& at = seat.value();
+  // Wrong settings are wrong on all ranks, which therefore all come to an end here.
+  const Result<CallSite::Plan> plan =
+      call.site->PlanFor(*at.comm, call.elements, call.dtype, *policy);
+  if (!plan.ok()) return Fail(call, plan.status());
   const CallSiteSpec& spec = call.site->spec();
   ExecutionTable::Call matched;
   matched.comm = at.comm->id;
@@ -258,7 +271,7 @@ void Runtime::Submit(Call call) {
   matched.ordered = spec.ordered;
   call.site->MarkExecuted(&instances_);
 
-  Result<OpPtr> op = Join(call, at, matched);
+  Result<OpPtr> op = Join(call, at, matched, plan.value());
   if (!op.ok()) {
     // A call that cannot be matched leaves its peers waiting for it, so they must hear of it.
     if (op.status().code == StatusCode::kProtocol)
@@ -287,7 +300,8 @@ void Runtime::Reject(Call call, const Status& cause) {
 }
 
 Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& seat,
-                                     const ExecutionTable::Call& matched) {
+                                     const ExecutionTable::Call& matched,
+                                     const CallSite::Plan& plan) {
   std::lock_guard lock(mutex_);
   const Communicator& comm = *seat.comm;
   const auto refuse = [&](const Status& cause) {
@@ -319,9 +333,8 @@ Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& sea
   OpPtr& slot = by_key_[key.value()];
   if (slot == nullptr) {
     const uint64_t id = next_op_id_++;
-    slot =
-        std::make_shared<Operation>(this, id, key.value(), state.next_seq++, Now(), seat.comm, call,
-                                    static_cast<uint64_t>(config_.all_reduce_direct_bytes));
+    slot = std::make_shared<Operation>(this, id, key.value(), state.next_seq++, Now(), seat.comm,
+                                       call, plan);
     by_id_.emplace(id, slot);
     ++started_count_;
     if (!watchdog_.joinable()) watchdog_ = std::thread([this] { WatchdogLoop(); });

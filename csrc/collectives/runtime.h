@@ -66,7 +66,8 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   // Fails every operation in flight and every later one of this epoch, here and on the other
   // members. The news may overtake data on its way to them.
   void Abort(const std::string& reason);
-  void SetConfig(const Config& config);  // for processes that never Start; deadlines and sizes only
+  // For processes that never Start; deadlines, sizes and algorithms only.
+  Status SetConfig(const Config& config);
   void SetDefaultDevices(DeviceTable table);
 
   // --- operations (XLA threads) ---
@@ -105,7 +106,7 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   using OpPtr = std::shared_ptr<Operation>;
 
   Result<OpPtr> Join(const Call& call, const CallSite::Seat& seat,
-                     const ExecutionTable::Call& matched);
+                     const ExecutionTable::Call& matched, const CallSite::Plan& plan);
   // `announce`: tell the other processes of the communicator. With `lost`, operations that need
   // nothing more of that process go on: it may have left because it had done its part.
   void AbortComm(uint64_t comm_id, const Status& cause, bool announce,
@@ -128,6 +129,7 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   std::condition_variable look_;     // the watchdog has a reason to wake
   std::condition_variable drained_;  // by_id_ became empty; only Shutdown waits for it
   Config config_;
+  std::shared_ptr<const PlanPolicy> policy_ = std::make_shared<const PlanPolicy>();
   std::shared_ptr<const DeviceTable> default_devices_ = std::make_shared<const DeviceTable>();
   std::unique_ptr<ExecutionTable> executions_;
   std::unordered_map<OpKey, OpPtr, OpKeyHash> by_key_;

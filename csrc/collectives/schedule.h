@@ -42,6 +42,8 @@ struct Transfer {
   uint32_t from = 0, to = 0;
   Slice slice;
   uint32_t part = 0;
+  // Holds what all ranks of the sending process have contributed, so none of them may be late.
+  bool of_process = false;
 };
 // Most stages and messages between the same two members in a stage, so that both fit into a tag.
 inline constexpr uint32_t kMaxStages = 1u << 16, kMaxParts = 1u << 16;

@@ -33,20 +33,16 @@ class BlockMover final {
   }
   // `blocks`: processes whose inputs are sent.
   void Send(uint32_t to, const std::vector<uint32_t>& blocks) {
-    const GroupView::Process& peer = view_.processes[to];
     const std::vector<Run> runs = RunsOfBlocks(blocks);
     for (uint32_t part = 0; part < runs.size(); ++part) {
-      stage_.sends.push_back({peer.id, view_.me().first(), peer.first(),
-                              schedule_.stages.empty() ? Input(0, 0, bytes_) : Place(runs[part]),
-                              part});
+      const Slice slice = schedule_.stages.empty() ? Input(0, 0, bytes_) : Place(runs[part]);
+      stage_.sends.push_back(view_.Sending(to, slice, part));
     }
   }
   void Receive(uint32_t from, const std::vector<uint32_t>& blocks) {
-    const GroupView::Process& peer = view_.processes[from];
     const std::vector<Run> runs = RunsOfBlocks(blocks);
     for (uint32_t part = 0; part < runs.size(); ++part) {
-      stage_.receives.push_back(
-          {peer.id, peer.first(), view_.me().first(), Place(runs[part]), part});
+      stage_.receives.push_back(view_.Receiving(from, Place(runs[part]), part));
       came_.push_back(Place(runs[part]));
     }
   }

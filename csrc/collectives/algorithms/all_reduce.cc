@@ -129,14 +129,10 @@ Schedule AllReduceSplit(const PlanRequest& request, const GroupView& view) {
   const auto [my_offset, my_bytes] = part(view.self);
   for (uint32_t step = 1; step < num; ++step) {
     const uint32_t p = view.After(view.self, step);
-    const GroupView::Process& peer = view.processes[p];
-    if (my_bytes > 0) {
-      gather.sends.push_back(
-          {peer.id, view.me().first(), peer.first(), Output(0, my_offset, my_bytes)});
-    }
+    if (my_bytes > 0) gather.sends.push_back(view.Sending(p, Output(0, my_offset, my_bytes)));
     const auto [offset, bytes] = part(p);
     if (bytes == 0) continue;
-    gather.receives.push_back({peer.id, peer.first(), view.me().first(), Output(0, offset, bytes)});
+    gather.receives.push_back(view.Receiving(p, Output(0, offset, bytes)));
     spread.Received(Output(0, offset, bytes));
   }
   schedule.stages.push_back(std::move(gather));

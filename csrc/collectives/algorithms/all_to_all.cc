@@ -104,10 +104,8 @@ Schedule AllToAllPacked(const PlanRequest& request, const GroupView& view) {
     const Slice out = in_place(to) ? Input(0, place(to), out_bytes) : scratch.Take(out_bytes);
     const Slice in = in_place(from) ? Output(0, place(from), in_bytes) : scratch.Take(in_bytes);
     if (!in_place(to)) Pack(view, to, chunk, out, &pack);
-    exchange.sends.push_back(
-        {view.processes[to].id, view.me().first(), view.processes[to].first(), out});
-    exchange.receives.push_back(
-        {view.processes[from].id, view.processes[from].first(), view.me().first(), in});
+    exchange.sends.push_back(view.Sending(to, out));
+    exchange.receives.push_back(view.Receiving(from, in));
     if (!in_place(from)) Unpack(view, from, chunk, in, &unpack);
   }
   schedule.stages.push_back(std::move(pack));
@@ -160,10 +158,8 @@ Schedule AllToAllBruck(const PlanRequest& request, const GroupView& view) {
       }
     }
     Stage exchange;
-    exchange.sends.push_back(
-        {view.processes[to].id, view.me().first(), view.processes[to].first(), out_slice});
-    exchange.receives.push_back(
-        {view.processes[from].id, view.processes[from].first(), view.me().first(), in_slice});
+    exchange.sends.push_back(view.Sending(to, out_slice));
+    exchange.receives.push_back(view.Receiving(from, in_slice));
     schedule.stages.push_back(std::exchange(copies, {}));
     schedule.stages.push_back(std::move(exchange));
     at = 0;

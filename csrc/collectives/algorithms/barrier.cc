@@ -10,10 +10,8 @@ namespace {
 constexpr Slice kNothing{BufferKind::kScratch, 0, 0, 0};
 
 void AddExchange(const GroupView& view, uint32_t distance, Stage* stage) {
-  const GroupView::Process& to = view.processes[view.After(view.self, distance)];
-  const GroupView::Process& from = view.processes[view.Before(view.self, distance)];
-  stage->sends.push_back({to.id, view.me().first(), to.first(), kNothing});
-  stage->receives.push_back({from.id, from.first(), view.me().first(), kNothing});
+  stage->sends.push_back(view.Sending(view.After(view.self, distance), kNothing));
+  stage->receives.push_back(view.Receiving(view.Before(view.self, distance), kNothing));
 }
 
 }  // namespace

@@ -42,6 +42,13 @@ struct GroupView {
   uint32_t Before(uint32_t process, uint32_t distance) const {
     return After(process, num_processes() - distance % num_processes());
   }
+  // Messages between this process and another one as a whole.
+  Transfer Sending(uint32_t to, const Slice& slice, uint32_t part = 0) const {
+    return {processes[to].id, me().first(), processes[to].first(), slice, part, true};
+  }
+  Transfer Receiving(uint32_t from, const Slice& slice, uint32_t part = 0) const {
+    return {processes[from].id, processes[from].first(), me().first(), slice, part, true};
+  }
   // Whether some process has several members.
   bool any_shared() const;
 

@@ -129,11 +129,6 @@ class Planner final {
   Slice Place(uint32_t local, const Range& part) const {
     return Output(local, part.begin * element_, part.size() * element_);
   }
-  Transfer Message(uint32_t from, uint32_t to, const Slice& slice, uint32_t part = 0) const {
-    const uint32_t peer = from == view_.self ? to : from;
-    return {view_.processes[peer].id, view_.processes[from].first(), view_.processes[to].first(),
-            slice, part};
-  }
 
   // The partial results of this process. Stages are counted alike everywhere, so there is a stage
   // for this on all processes or on none.
@@ -180,7 +175,7 @@ class Planner final {
       if (part.empty()) continue;
       uint32_t k = 0;
       for (const auto& [node, slice] : held_)
-        stage.sends.push_back(Message(view_.self, q, Cut(slice, had, part), k++));
+        stage.sends.push_back(view_.Sending(q, Cut(slice, had, part), k++));
     }
     NodeValues values;
     if (!mine.empty()) {
@@ -212,7 +207,7 @@ class Planner final {
         if (p == view_.self) {
           stage->copies.push_back({Cut(held_[node], had, part), to});
         } else {
-          stage->receives.push_back(Message(p, view_.self, to, k));
+          stage->receives.push_back(view_.Receiving(p, to, k));
         }
         ++k;
       }
@@ -240,9 +235,9 @@ class Planner final {
     spread_.AddCopies(&stage);
     for (uint32_t q : Others(MyBlock(l + 1))) {
       if (const Range part = Common(ranges_[l + 1][view_.self], ranges_[l][q]); !part.empty())
-        stage.sends.push_back(Message(view_.self, q, Place(0, part)));
+        stage.sends.push_back(view_.Sending(q, Place(0, part)));
       if (const Range part = Common(ranges_[l + 1][q], ranges_[l][view_.self]); !part.empty()) {
-        stage.receives.push_back(Message(q, view_.self, Place(0, part)));
+        stage.receives.push_back(view_.Receiving(q, Place(0, part)));
         spread_.Received(Place(0, part));
       }
     }

@@ -56,7 +56,8 @@ Schedule ReduceScatterPartials(const PlanRequest& request, const GroupView& view
   // What leaves: for each other process, each of this one's nodes, each run of the other's rows.
   const std::vector<TreeNode> nodes = MaximalNodes(n, view.me().runs);
   for (uint32_t step = 1; step < view.num_processes(); ++step) {
-    const GroupView::Process& peer = view.processes[view.After(view.self, step)];
+    const uint32_t to = view.After(view.self, step);
+    const GroupView::Process& peer = view.processes[to];
     uint32_t part = 0;
     for (const TreeNode& node : nodes) {
       for (const Run& run : peer.runs) {
@@ -65,7 +66,7 @@ Schedule ReduceScatterPartials(const PlanRequest& request, const GroupView& view
           inputs[{m, m + 1}] = Input(view.local_of[m], run.begin * row, run.size() * row);
         TreeReducer reducer(request, run.size() * row_elements, &scratch, &local.reductions);
         const Slice slice = node.size() == 1 ? inputs[node] : reducer.Reduce(node, inputs);
-        stage.sends.push_back({peer.id, view.me().first(), peer.first(), slice, part++});
+        stage.sends.push_back(view.Sending(to, slice, part++));
       }
     }
   }
@@ -79,14 +80,15 @@ Schedule ReduceScatterPartials(const PlanRequest& request, const GroupView& view
     }
   }
   for (uint32_t step = 1; step < view.num_processes(); ++step) {
-    const GroupView::Process& peer = view.processes[view.Before(view.self, step)];
+    const uint32_t from = view.Before(view.self, step);
+    const GroupView::Process& peer = view.processes[from];
     uint32_t part = 0;
     for (const TreeNode& node : MaximalNodes(n, peer.runs)) {
       const bool wide_node = wide && node.size() > 1;
       const uint64_t bytes = wide_node ? row_elements * kWideBytes : row;
       for (const Run& run : view.me().runs) {
         const Slice slice = scratch.Take(run.size() * bytes, wide_node);
-        stage.receives.push_back({peer.id, peer.first(), view.me().first(), slice, part++});
+        stage.receives.push_back(view.Receiving(from, slice, part++));
         for (uint32_t m = run.begin; m < run.end; ++m)
           values[view.local_of[m]][node] = Part(slice, (m - run.begin) * bytes, bytes);
       }

@@ -67,11 +67,6 @@ constexpr std::array kAlgorithms = {
               "one message for each pair of ranks; one step"},
 };
 
-bool Moves(const PlanRequest& request) {
-  return request.elements > 0 || request.kind == OpKind::kBarrier ||
-         request.kind == OpKind::kRaggedAllToAll;
-}
-
 }  // namespace
 
 std::span<const Algorithm> Algorithms() { return kAlgorithms; }
@@ -101,6 +96,11 @@ std::string AlgorithmName(OpKind kind, uint8_t code) {
 bool IsEligible(const Algorithm& algorithm, const PlanRequest& request) {
   if (algorithm.kind != request.kind) return false;
   return !algorithm.free_order || request.any_order || ExactInAnyOrder(request.dtype);
+}
+
+bool Moves(const PlanRequest& request) {
+  return request.elements > 0 || request.kind == OpKind::kBarrier ||
+         request.kind == OpKind::kRaggedAllToAll;
 }
 
 Schedule MakeSchedule(const Algorithm& algorithm, const PlanRequest& request,

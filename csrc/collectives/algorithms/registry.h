@@ -39,6 +39,10 @@ std::string AlgorithmName(OpKind kind, uint8_t code);
 // Whether the result has the bits that the request demands.
 bool IsEligible(const Algorithm& algorithm, const PlanRequest& request);
 
+// Whether there is anything to do between ranks: barriers always wait, and only the calls of a
+// ragged exchange know its sizes.
+bool Moves(const PlanRequest& request);
+
 // What process `self` does. No stages when there are no bytes to move.
 Schedule MakeSchedule(const Algorithm& algorithm, const PlanRequest& request,
                       const std::vector<Member>& group, ProcessId self);

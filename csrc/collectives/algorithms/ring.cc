@@ -49,20 +49,18 @@ void ReduceAlongRing(const PlanRequest& request, const GroupView& view, const Pa
       stage->reductions.push_back(std::move(reduction));
     }
   };
-  const GroupView::Process& next = view.processes[view.After(view.self, 1)];
-  const GroupView::Process& previous = view.processes[view.Before(view.self, 1)];
+  const uint32_t next = view.After(view.self, 1), previous = view.Before(view.self, 1);
   Stage first;
-  add(view.Before(view.self, 1), /*came=*/false, /*last=*/num == 1, &first);
+  add(previous, /*came=*/false, /*last=*/num == 1, &first);
   schedule->stages.push_back(std::move(first));
   for (uint32_t step = 0; step + 1 < num; ++step) {
     const uint32_t out = view.Before(view.self, 1 + step), in = view.Before(view.self, 2 + step);
     Stage stage;
     if (const uint64_t bytes = part_of(out).elements * width; bytes > 0) {
-      stage.sends.push_back({next.id, view.me().first(), next.first(), Part(sum, 0, bytes)});
+      stage.sends.push_back(view.Sending(next, Part(sum, 0, bytes)));
     }
     if (const uint64_t bytes = part_of(in).elements * width; bytes > 0) {
-      stage.receives.push_back(
-          {previous.id, previous.first(), view.me().first(), Part(received, 0, bytes)});
+      stage.receives.push_back(view.Receiving(previous, Part(received, 0, bytes)));
       add(in, /*came=*/true, /*last=*/step + 2 == num, &stage);
     }
     schedule->stages.push_back(std::move(stage));
@@ -94,16 +92,15 @@ Schedule AllReduceRing(const PlanRequest& request, const GroupView& view) {
   ReduceAlongRing(request, view, part_of, target, &schedule);
 
   LocalSpread spread(view.num_locals());
-  const GroupView::Process& next = view.processes[view.After(view.self, 1)];
-  const GroupView::Process& previous = view.processes[view.Before(view.self, 1)];
+  const uint32_t next = view.After(view.self, 1), previous = view.Before(view.self, 1);
   for (uint32_t step = 0; step + 1 < num; ++step) {
     const Slice out = slice(0, view.Before(view.self, step), BufferKind::kOutput);
     const Slice in = slice(0, view.Before(view.self, 1 + step), BufferKind::kOutput);
     Stage stage;
     spread.AddCopies(&stage);
-    if (out.bytes > 0) stage.sends.push_back({next.id, view.me().first(), next.first(), out});
+    if (out.bytes > 0) stage.sends.push_back(view.Sending(next, out));
     if (in.bytes > 0) {
-      stage.receives.push_back({previous.id, previous.first(), view.me().first(), in});
+      stage.receives.push_back(view.Receiving(previous, in));
       spread.Received(in);
     }
     schedule.stages.push_back(std::move(stage));
