@@ -172,7 +172,7 @@ TEST(CallSite, PlanFor_DependsOnSizeAndPolicy) {
   const auto policy = [](const std::string& algorithms) {
     Config config;
     config.algorithms = algorithms;
-    return MakePolicy(config, {}).value();
+    return MakePolicy(config).value();
   };
   const auto direct = policy("all_reduce=direct");
   const auto plan = site->PlanFor(comm, 100, DType::kF32, *direct);

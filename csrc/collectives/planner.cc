@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <optional>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "csrc/collectives/tuning_file.h"
@@ -56,8 +58,49 @@ Result<AlgorithmChoices> ParseAlgorithms(const std::string& text) {
   return choices;
 }
 
-Result<std::shared_ptr<const PlanPolicy>> MakePolicy(const Config& config,
-                                                     std::vector<int32_t> hosts) {
+Result<std::vector<int32_t>> ParseHosts(const std::string& text) {
+  constexpr uint64_t kMostProcesses = 1 << 20;
+  const auto invalid = [&] {
+    return Status::Error(StatusCode::kInvalidArgument,
+                         "setting processes_per_host=\"" + text +
+                             "\" (JAX_UCCL_PROCESSES_PER_HOST) is not a list of counts, such as "
+                             "\"4,4,2\" or \"4(x2),2\", of at most " +
+                             std::to_string(kMostProcesses) + " processes");
+  };
+  std::vector<int32_t> hosts;
+  int32_t host = 0;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  const auto number = [&](uint64_t* value) {
+    const auto [stop, error] = std::from_chars(at, end, *value);
+    at = stop;
+    return error == std::errc() && *value >= 1 && *value <= kMostProcesses;
+  };
+  const auto take = [&](std::string_view token) {
+    const bool there = std::string_view(at, static_cast<size_t>(end - at)).starts_with(token);
+    if (there) at += token.size();
+    return there;
+  };
+  while (at != end) {
+    uint64_t count = 0, times = 1;
+    if (!number(&count)) return invalid();
+    if (take("(x") && !(number(&times) && take(")"))) return invalid();
+    if (hosts.size() + count * times > kMostProcesses) return invalid();
+    for (uint64_t i = 0; i < times; ++i, ++host) hosts.insert(hosts.end(), count, host);
+    if (at != end && (!take(",") || at == end)) return invalid();
+  }
+  return hosts;
+}
+
+Status CheckHosts(const PlanPolicy& policy, size_t processes) {
+  if (policy.hosts.empty() || policy.hosts.size() == processes) return Status::Ok();
+  return Status::Error(StatusCode::kInvalidArgument,
+                       "setting processes_per_host (JAX_UCCL_PROCESSES_PER_HOST) adds up to " +
+                           std::to_string(policy.hosts.size()) + " processes, the job has " +
+                           std::to_string(processes) + "; correct it or leave it empty");
+}
+
+Result<std::shared_ptr<const PlanPolicy>> MakePolicy(const Config& config) {
   auto policy = std::make_shared<PlanPolicy>();
   policy->id = next_policy.fetch_add(1, std::memory_order_relaxed);
   Result<AlgorithmChoices> choices = ParseAlgorithms(config.algorithms);
@@ -68,7 +111,9 @@ Result<std::shared_ptr<const PlanPolicy>> MakePolicy(const Config& config,
     if (!costs.ok()) return costs.status();
     policy->costs = costs.value();
   }
-  policy->hosts = std::move(hosts);
+  Result<std::vector<int32_t>> hosts = ParseHosts(config.processes_per_host);
+  if (!hosts.ok()) return hosts.status();
+  policy->hosts = std::move(hosts.value());
   return std::shared_ptr<const PlanPolicy>(std::move(policy));
 }
 

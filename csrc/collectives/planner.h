@@ -3,7 +3,7 @@
 //
 // All processes must choose alike without asking each other, so the choice depends only on what is
 // equal on all of them: the group and where its members live, sizes and types, the settings, which
-// are compared at start-up, and the hosts, which follow from the addresses that all have read.
+// are compared at start-up.
 #pragma once
 
 #include <cstdint>
@@ -26,15 +26,19 @@ using AlgorithmChoices = std::map<OpKind, std::vector<const Algorithm*>>;
 // takes the first that is eligible. kInvalidArgument names what is unknown, and what there is.
 Result<AlgorithmChoices> ParseAlgorithms(const std::string& text);
 
+// The host of each process: {0, 0, 1} of "2,1"; counts may be followed by "(xN)". Empty for "".
+Result<std::vector<int32_t>> ParseHosts(const std::string& text);
+
 struct PlanPolicy {
   uint64_t id = 0;  // unique in this process
   AlgorithmChoices choices;
   CostParams costs;
   std::vector<int32_t> hosts;  // see PlanRequest
 };
-// From `algorithms` and `tuning_file`.
-Result<std::shared_ptr<const PlanPolicy>> MakePolicy(const Config& config,
-                                                     std::vector<int32_t> hosts);
+// From `algorithms`, `tuning_file` and `processes_per_host`.
+Result<std::shared_ptr<const PlanPolicy>> MakePolicy(const Config& config);
+// kInvalidArgument when the hosts are of another number of processes.
+Status CheckHosts(const PlanPolicy& policy, size_t processes);
 
 // kInvalidArgument when the setting leaves none that is eligible.
 Result<const Algorithm*> ChooseAlgorithm(const PlanRequest& request,

@@ -132,16 +132,44 @@ TEST(Planner, OneProcessOrNothingToMove_TakesTheFirst) {
   }
 }
 
+TEST(Planner, ParseHosts) {
+  const auto hosts = [](const std::string& text) { return ParseHosts(text).value(); };
+  EXPECT_EQ(hosts(""), std::vector<int32_t>{});
+  EXPECT_EQ(hosts("3"), (std::vector<int32_t>{0, 0, 0}));
+  EXPECT_EQ(hosts("2,1"), (std::vector<int32_t>{0, 0, 1}));
+  EXPECT_EQ(hosts("2(x2),1"), (std::vector<int32_t>{0, 0, 1, 1, 2}));
+  EXPECT_EQ(hosts("1(x3)"), (std::vector<int32_t>{0, 1, 2}));
+  for (const char* text : {",", "1,", ",1", "0", "-1", "1(2)", "1(x2", "1(x0)", "1 ,2", "a", "1;2",
+                           "99999999999999999999", "2000000", "1024(x1025)"}) {
+    const Result<std::vector<int32_t>> r = ParseHosts(text);
+    ASSERT_FALSE(r.ok()) << text;
+    EXPECT_TRUE(Contains(r.status().detail, std::string("\"") + text + "\"")) << r.status().detail;
+  }
+}
+
+// Reducing on the host first pays where the link between hosts is slow and large vectors share it.
+TEST(Planner, HostsDecide) {
+  const std::vector<Member> group = GroupOf({1, 1, 1, 1, 1, 1, 1, 1});
+  PlanPolicy policy;
+  policy.costs.network_byte_ps = 20 * policy.costs.host_byte_ps;
+  PlanRequest request = Request(OpKind::kAllReduce, DType::kF32, 1 << 20);
+  request.hosts = ParseHosts("4,4").value();
+  EXPECT_EQ(Choice(request, group, policy), "two_level");
+  request.hosts = {};
+  EXPECT_NE(Choice(request, group, policy), "halving");
+}
+
 TEST(Planner, MakePolicy_ReadsSettings) {
   Config config;
   config.algorithms = "barrier=direct";
-  const auto policy = MakePolicy(config, {0, 1});
+  config.processes_per_host = "1,1";
+  const auto policy = MakePolicy(config);
   ASSERT_TRUE(policy.ok());
   EXPECT_EQ(policy.value()->choices.size(), 1u);
   EXPECT_EQ(policy.value()->hosts, (std::vector<int32_t>{0, 1}));
-  EXPECT_NE(MakePolicy(config, {}).value()->id, policy.value()->id);
+  EXPECT_NE(MakePolicy(config).value()->id, policy.value()->id);
   config.tuning_file = "/nowhere";
-  EXPECT_FALSE(MakePolicy(config, {}).ok());
+  EXPECT_FALSE(MakePolicy(config).ok());
 }
 
 }  // namespace

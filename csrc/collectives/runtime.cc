@@ -129,7 +129,7 @@ Result<std::string> Runtime::Start(const Config& config) {
         StatusCode::kInvalidArgument,
         std::to_string(by_id_.size()) + " operations are in flight; wait for them first");
   }
-  auto policy = MakePolicy(config, {});
+  auto policy = MakePolicy(config);
   if (!policy.ok()) return policy.status();
   auto engine = engine::Engine::Start(config, this);
   if (!engine.ok()) return engine.status();
@@ -153,6 +153,7 @@ Status Runtime::Connect(ProcessId self, const std::vector<std::string>& addresse
   {
     std::lock_guard lock(mutex_);
     engine = engine_;
+    if (Status fits = CheckHosts(*policy_, addresses.size()); !fits.ok()) return fits;
   }
   if (engine == nullptr) return Status::Error(StatusCode::kInvalidArgument, "not started");
   // Waits for the engine thread, which may be in a callback that needs the mutex.
@@ -216,7 +217,7 @@ Status Runtime::Shutdown(Nanos timeout) {
 }
 
 Status Runtime::SetConfig(const Config& config) {
-  auto policy = MakePolicy(config, {});
+  auto policy = MakePolicy(config);
   if (!policy.ok()) return policy.status();
   std::lock_guard lock(mutex_);
   policy_ = std::move(policy.value());

@@ -200,6 +200,40 @@ TEST(RuntimeAlgorithms, OneThatCannotKeepTheOrder_IsRefusedOnEveryRank) {
   fleet.Shutdown();
 }
 
+TEST(RuntimeAlgorithms, HostsOfAnotherNumberOfProcesses_AreRefused) {
+  Config config;
+  config.processes_per_host = "2,1";
+  Runtime runtime;
+  const Result<std::string> address = runtime.Start(config);
+  ASSERT_TRUE(address.ok());
+  const Status status = runtime.Connect(ProcessId{0}, {address.value(), address.value()}, 1);
+  EXPECT_EQ(status.code, StatusCode::kInvalidArgument);
+  EXPECT_NE(status.detail.find("adds up to 3 processes, the job has 2"), std::string::npos)
+      << status.detail;
+}
+
+// The ranks of a host are no neighbours here.
+TEST(RuntimeAlgorithms, TwoLevelsOverHosts) {
+  Config config;
+  config.algorithms = "all_reduce=two_level";
+  config.processes_per_host = "2,1,2";
+  Fleet fleet({1, 2, 1, 3, 1}, config);
+  ASSERT_TRUE(fleet.Start());
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    const TestOp op = fleet.Compile(OpKind::kAllReduce, dtype, ReduceOp::kSum, {9000},
+                                    static_cast<int64_t>(dtype), {{0, 4, 1, 5, 2, 6, 3, 7}});
+    const std::vector<Vector> in = RandomInputs(op, fleet.ranks(), 9);
+    std::vector<Vector> in_order;  // of the group
+    for (size_t r : {0, 4, 1, 5, 2, 6, 3, 7}) in_order.push_back(in[r]);
+    const Vector want = Expected(op, in_order)[0];
+    for (const auto& outcome : fleet.SubmitAll(op, in, {7, 6, 5, 4, 3, 2, 1, 0}, 1)) {
+      EXPECT_TRUE(outcome->Wait().ok());
+      EXPECT_TRUE(outcome->output == want) << DTypeName(dtype);
+    }
+  }
+  fleet.Shutdown();
+}
+
 // Settings are compared at start-up; where that was left out, the ranks still notice.
 TEST(RuntimeAlgorithms, ProcessesThatChooseDifferently_AreToldSo) {
   std::vector<std::unique_ptr<Runtime>> runtimes;
