@@ -29,6 +29,23 @@ def config_rows() -> list[ConfigRow]: ...
 def cost_rows() -> list[CostRow]: ...
 def algorithms() -> list[AlgorithmRow]: ...
 def read_tuning(path: str) -> tuple[str | None, dict[str, int], int]: ...
+def schedule_cost(
+    collective: str,
+    algorithm: str,
+    dtype: str,
+    elements: int,
+    processes: Sequence[int],
+    hosts: str,
+    params: Mapping[str, int],
+) -> int: ...
+def cheapest_algorithm(
+    collective: str,
+    dtype: str,
+    elements: int,
+    processes: Sequence[int],
+    hosts: str,
+    params: Mapping[str, int],
+) -> str: ...
 def status_codes() -> list[tuple[str, str, str, str]]: ...
 def make_config(
     settings: Mapping[str, str], environment: Mapping[str, str]

@@ -23,11 +23,9 @@
 
 #include "csrc/base/config.h"
 #include "csrc/base/status.h"
-#include "csrc/collectives/algorithms/registry.h"
-#include "csrc/collectives/cost_model.h"
 #include "csrc/collectives/runtime.h"
-#include "csrc/collectives/tuning_file.h"
 #include "xla_ffi/handlers.h"
+#include "xla_ffi/plan_bindings.h"
 #include "xla_ffi/sim_bindings.h"
 
 namespace nb = nanobind;
@@ -84,31 +82,6 @@ nb::list ConfigRowList() {
   return rows;
 }
 
-nb::list CostRowList() {
-  nb::list rows;
-  for (const coll::CostRow& row : coll::CostRows()) {
-    nb::dict d;
-    d["name"] = row.name;
-    d["default"] = row.default_value;
-    d["help"] = row.help;
-    rows.append(d);
-  }
-  return rows;
-}
-
-nb::list AlgorithmList() {
-  nb::list rows;
-  for (const coll::Algorithm& algorithm : coll::Algorithms()) {
-    nb::dict d;
-    d["collective"] = coll::OpKindName(algorithm.kind);
-    d["name"] = algorithm.name;
-    d["free_order"] = algorithm.free_order;
-    d["summary"] = algorithm.summary;
-    rows.append(d);
-  }
-  return rows;
-}
-
 nb::list StatusCodeList() {
   nb::list codes;
 #define UCCL_STATUS(enumerator, name, ffi_code, python, meaning) \
@@ -134,17 +107,6 @@ nb::tuple MakeConfigDict(const Settings& settings, const Settings& environment) 
   const Result<Config> config = MakeConfig(settings, environment);
   if (!config.ok()) return nb::make_tuple(config.status().ToString(), nb::none());
   return nb::make_tuple(nb::none(), ToDict(config.value()));
-}
-
-// (line or None, parameters by name, digest). An empty path stands for the defaults.
-nb::tuple ReadTuning(const std::string& path) {
-  Result<coll::CostParams> params = coll::CostParams();
-  if (!path.empty()) params = coll::ReadTuningFile(path);
-  if (!params.ok()) return nb::make_tuple(params.status().ToString(), nb::dict(), 0);
-  nb::dict values;
-  for (const coll::CostRow& row : coll::CostRows())
-    values[row.name.c_str()] = params.value().*row.member;
-  return nb::make_tuple(nb::none(), values, coll::DigestOf(params.value()));
 }
 
 Line SetConfig(const Settings& settings) {
@@ -357,11 +319,6 @@ NB_MODULE(_uccl, m) {
   m.def("registrations", &Registrations,
         "{target: {stage: capsule}} for jax.ffi.register_ffi_target.");
   m.def("config_rows", &ConfigRowList, "The table of settings, one dict a row.");
-  m.def("cost_rows", &CostRowList, "Parameters of the cost model, one dict a row.");
-  m.def("algorithms", &AlgorithmList, "The algorithms of all collectives, one dict a row.");
-  m.def("read_tuning", &ReadTuning, nb::arg("path"),
-        "(status line or None, {parameter: value}, digest) of a tuning file; of the defaults for "
-        "\"\".");
   m.def("status_codes", &StatusCodeList, "[(enumerator, wire name, Python class, meaning)].");
   m.def("make_config", &MakeConfigDict, nb::arg("settings"), nb::arg("environment"),
         "(status line or None, {name: value}): settings over environment over defaults.");
@@ -378,6 +335,7 @@ NB_MODULE(_uccl, m) {
   m.def("last_error", &LastError);
   m.def("compile_boundary", &CompileBoundary, nb::arg("module_name"));
   m.def("set_default_devices", &SetDefaultDevices, nb::arg("ids"), nb::arg("processes"));
+  DefinePlans(m);
   DefineSim(m);
 }
 
