@@ -13,8 +13,39 @@ class ConfigRow(TypedDict):
     min: int
     max: int
 
+class CostRow(TypedDict):
+    name: str
+    default: int
+    help: str
+
+class AlgorithmRow(TypedDict):
+    collective: str
+    name: str
+    free_order: bool
+    summary: str
+
 def registrations() -> dict[str, dict[str, Any]]: ...
 def config_rows() -> list[ConfigRow]: ...
+def cost_rows() -> list[CostRow]: ...
+def algorithms() -> list[AlgorithmRow]: ...
+def read_tuning(path: str) -> tuple[str | None, dict[str, int], int]: ...
+def schedule_cost(
+    collective: str,
+    algorithm: str,
+    dtype: str,
+    elements: int,
+    processes: Sequence[int],
+    hosts: str,
+    params: Mapping[str, int],
+) -> int: ...
+def cheapest_algorithm(
+    collective: str,
+    dtype: str,
+    elements: int,
+    processes: Sequence[int],
+    hosts: str,
+    params: Mapping[str, int],
+) -> str: ...
 def status_codes() -> list[tuple[str, str, str, str]]: ...
 def make_config(
     settings: Mapping[str, str], environment: Mapping[str, str]

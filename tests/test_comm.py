@@ -239,6 +239,9 @@ class FakeNative:
     def make_config(self, settings, environment):
         return self._real.make_config(settings, environment)
 
+    def read_tuning(self, path):
+        return self._real.read_tuning(path)
+
     def set_config(self, settings):
         self.calls.append(("set_config", settings))
 
@@ -294,7 +297,8 @@ class Job:
             address="there",
             session="0000000000000007",
             library=__version__,
-            settings={name: settings[name] for name in comm._EQUAL_EVERYWHERE},
+            settings={name: settings[name] for name in comm._EQUAL_EVERYWHERE}
+            | comm._tuning(settings),
         )
         text = rendezvous.encode(dataclasses.replace(other, **changes))
         self.store.values[f"jax_uccl/{start}/0"] = text
@@ -432,6 +436,38 @@ def test_init_other_setting_on_a_peer_raises(native, job):
     job.peer_arrives(1)
     with pytest.raises(UcclValueError, match="eager_max_bytes: process 1 has 5, process 0 has"):
         jax_uccl.init(eager_max_bytes=5)
+
+
+def test_init_other_algorithms_on_a_peer_raises(native, job):
+    job.peer_arrives(1)
+    with pytest.raises(UcclValueError, match="setting algorithms: process 1 has 'barrier=direct'"):
+        jax_uccl.init(algorithms="barrier=direct")
+
+
+def test_init_other_tuning_on_a_peer_raises(native, job, tmp_path):
+    # The same parameters under any path are equal, others are not.
+    path = tmp_path / "tuned.json"
+    path.write_text('{"jax_uccl_tuning": 1, "note": "the defaults"}')
+    job.peer_arrives(1)
+    jax_uccl.init(tuning_file=str(path))
+    jax_uccl.shutdown()
+    path.write_text('{"jax_uccl_tuning": 1, "host_latency_ns": 1}')
+    job.peer_arrives(2)
+    with pytest.raises(UcclValueError, match="tuning_file, digest of its parameters: process 1"):
+        jax_uccl.init(tuning_file=str(path))
+
+
+def test_init_tuning_file_that_is_not_there_raises(native, job):
+    job.peer_arrives(1)
+    with pytest.raises(UcclValueError, match="/nowhere/tuned.json"):
+        jax_uccl.init(tuning_file="/nowhere/tuned.json")
+
+
+def test_init_alone_refuses_wrong_algorithms(idle):
+    with pytest.raises(UcclValueError, match='"best"; for all_reduce there are direct'):
+        jax_uccl.init(algorithms="all_reduce=best")
+    with pytest.raises(UcclValueError, match="/nowhere/tuned.json"):
+        jax_uccl.init(tuning_file="/nowhere/tuned.json")
 
 
 def test_shutdown_ends_a_start_that_waits(native, job):

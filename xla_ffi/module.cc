@@ -25,6 +25,7 @@
 #include "csrc/base/status.h"
 #include "csrc/collectives/runtime.h"
 #include "xla_ffi/handlers.h"
+#include "xla_ffi/plan_bindings.h"
 #include "xla_ffi/sim_bindings.h"
 
 namespace nb = nanobind;
@@ -112,8 +113,7 @@ Line SetConfig(const Settings& settings) {
   const Result<Config> config = MakeConfig(settings, {});
   if (!config.ok()) return ToLine(config.status());
   nb::gil_scoped_release release;
-  coll::TheRuntime().SetConfig(config.value());
-  return std::nullopt;
+  return ToLine(coll::TheRuntime().SetConfig(config.value()));
 }
 
 // --- epochs ---
@@ -357,6 +357,7 @@ NB_MODULE(_uccl, m) {
   m.def("last_error", &LastError);
   m.def("compile_boundary", &CompileBoundary, nb::arg("module_name"));
   m.def("set_default_devices", &SetDefaultDevices, nb::arg("ids"), nb::arg("processes"));
+  DefinePlans(m);
   DefineSim(m);
 }
 

@@ -139,23 +139,26 @@ void CallSite::MarkExecuted(InstanceTable* instances) {
   instances->MarkExecuted(instance_.group.get());
 }
 
-std::shared_ptr<const Schedule> CallSite::ScheduleFor(const Communicator& comm, uint64_t elements,
-                                                      DType dtype, uint64_t direct_max_bytes) {
+Result<CallSite::Plan> CallSite::PlanFor(const Communicator& comm, uint64_t elements, DType dtype,
+                                         const PlanPolicy& policy) {
   std::lock_guard lock(mutex_);
-  auto& slot = schedules_[{comm.id, elements, direct_max_bytes}];
-  if (slot == nullptr) {
-    PlanRequest request;
-    request.kind = spec_.kind;
-    request.dtype = dtype;
-    request.reduction = spec_.reduction;
-    request.any_order = spec_.any_order;
-    request.elements = elements;
-    request.permutation = spec_.permutation;
-    request.root = static_cast<uint32_t>(spec_.root);
-    request.direct_max_bytes = direct_max_bytes;
-    slot = std::make_shared<const Schedule>(MakeSchedule(request, comm.members, comm.self));
-  }
-  return slot;
+  Plan& plan = plans_[{comm.id, elements, policy.id}];
+  if (plan.schedule != nullptr) return plan;
+  PlanRequest request;
+  request.kind = spec_.kind;
+  request.dtype = dtype;
+  request.reduction = spec_.reduction;
+  request.any_order = spec_.any_order;
+  request.elements = elements;
+  request.permutation = spec_.permutation;
+  request.root = static_cast<uint32_t>(spec_.root);
+  request.hosts = policy.hosts;
+  const Result<const Algorithm*> chosen = ChooseAlgorithm(request, comm.members, policy);
+  if (!chosen.ok()) return chosen.status();
+  plan.algorithm = chosen.value();
+  plan.schedule = std::make_shared<const Schedule>(
+      MakeSchedule(*plan.algorithm, request, comm.members, comm.self));
+  return plan;
 }
 
 }  // namespace uccl::coll

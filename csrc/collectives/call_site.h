@@ -16,6 +16,7 @@
 #include "csrc/base/status.h"
 #include "csrc/collectives/description.h"
 #include "csrc/collectives/matching.h"
+#include "csrc/collectives/planner.h"
 #include "csrc/collectives/schedule.h"
 
 namespace uccl::coll {
@@ -64,9 +65,14 @@ class CallSite final {
   // carries its devices.
   Result<Seat> SeatOf(int64_t device, int64_t partition, const DeviceTable& defaults);
 
-  // The schedule for this process; made once per communicator and payload size.
-  std::shared_ptr<const Schedule> ScheduleFor(const Communicator& comm, uint64_t elements,
-                                              DType dtype, uint64_t direct_max_bytes);
+  // What this process does, and by which algorithm.
+  struct Plan {
+    const Algorithm* algorithm = nullptr;
+    std::shared_ptr<const Schedule> schedule;
+  };
+  // Made once per communicator, payload size and policy. Errors of ChooseAlgorithm.
+  Result<Plan> PlanFor(const Communicator& comm, uint64_t elements, DType dtype,
+                       const PlanPolicy& policy);
 
   // Closes the group of instances this one was numbered in (see InstanceTable).
   void MarkExecuted(InstanceTable* instances);
@@ -84,8 +90,8 @@ class CallSite final {
   std::atomic<bool> executed_{false};
   std::mutex mutex_;  // guards the two caches
   std::map<int64_t, Seat> seats_;
-  // (comm, elements, direct_max_bytes): the setting may change from one epoch to the next.
-  std::map<std::tuple<uint64_t, uint64_t, uint64_t>, std::shared_ptr<const Schedule>> schedules_;
+  // (comm, elements, policy): settings may change from one epoch to the next.
+  std::map<std::tuple<uint64_t, uint64_t, uint64_t>, Plan> plans_;
 };
 
 }  // namespace uccl::coll

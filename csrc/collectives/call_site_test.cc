@@ -165,16 +165,28 @@ TEST(CallSite, InstancesAndLaunches_AreNumbered) {
   EXPECT_EQ(MakeSite(Spec(), &table)->instance().number, 0u);
 }
 
-TEST(CallSite, ScheduleFor_DependsOnSizeAndSetting) {
+TEST(CallSite, PlanFor_DependsOnSizeAndPolicy) {
   InstanceTable table;
   const auto site = MakeSite(Spec(), &table);
   const Communicator& comm = *site->SeatOf(0, -1, {}).value().comm;
-  const auto direct = site->ScheduleFor(comm, 100, DType::kF32, 400);
-  EXPECT_EQ(direct->stages.size(), 1u);
-  EXPECT_EQ(site->ScheduleFor(comm, 100, DType::kF32, 400), direct);
-  EXPECT_NE(site->ScheduleFor(comm, 50, DType::kF32, 400), direct);
-  // The setting may differ after shutdown and init, while the executable stays.
-  EXPECT_EQ(site->ScheduleFor(comm, 100, DType::kF32, 399)->stages.size(), 2u);
+  const auto policy = [](const std::string& algorithms) {
+    Config config;
+    config.algorithms = algorithms;
+    return MakePolicy(config).value();
+  };
+  const auto direct = policy("all_reduce=direct");
+  const auto plan = site->PlanFor(comm, 100, DType::kF32, *direct);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_STREQ(plan.value().algorithm->name, "direct");
+  EXPECT_EQ(site->PlanFor(comm, 100, DType::kF32, *direct).value().schedule, plan.value().schedule);
+  EXPECT_NE(site->PlanFor(comm, 50, DType::kF32, *direct).value().schedule, plan.value().schedule);
+  // Settings may differ after shutdown and init, while the executable stays.
+  EXPECT_EQ(site->PlanFor(comm, 100, DType::kF32, *policy("all_reduce=split"))
+                .value()
+                .schedule->stages.size(),
+            2u);
+  const auto ring = policy("all_reduce=ring");
+  for (int i = 0; i < 2; ++i) EXPECT_FALSE(site->PlanFor(comm, 100, DType::kF32, *ring).ok());
 }
 
 }  // namespace

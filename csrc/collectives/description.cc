@@ -3,6 +3,7 @@
 #include "csrc/collectives/description.h"
 
 #include "csrc/base/hash.h"
+#include "csrc/collectives/algorithms/registry.h"
 
 namespace uccl::coll {
 namespace {
@@ -18,6 +19,9 @@ T Take(const std::byte*& at) {
   for (size_t i = 0; i < sizeof(T); ++i) value |= static_cast<uint64_t>(*at++) << (8 * i);
   return static_cast<T>(value);
 }
+
+constexpr unsigned kReductionBits = 3;
+static_assert(static_cast<unsigned>(ReduceOp::kOr) < 1u << kReductionBits);
 
 // In the order of OpKind.
 constexpr std::array<const char*, 9> kOpKinds = {
@@ -49,7 +53,7 @@ std::array<std::byte, 32> OpDescription::Encode() const {
   std::byte* at = note.data();
   Put(static_cast<uint8_t>(kind), at);
   Put(static_cast<uint8_t>(dtype), at);
-  Put(static_cast<uint8_t>(reduction), at);
+  Put(static_cast<uint8_t>(static_cast<uint8_t>(reduction) | algorithm << kReductionBits), at);
   Put(dims, at);
   Put(group_size, at);
   Put(elements, at);
@@ -64,7 +68,9 @@ OpDescription OpDescription::Decode(const std::array<std::byte, 32>& note) {
   OpDescription d;
   d.kind = static_cast<OpKind>(Take<uint8_t>(at));
   d.dtype = static_cast<DType>(Take<uint8_t>(at));
-  d.reduction = static_cast<ReduceOp>(Take<uint8_t>(at));
+  const auto how = Take<uint8_t>(at);
+  d.reduction = static_cast<ReduceOp>(how & ((1u << kReductionBits) - 1));
+  d.algorithm = static_cast<uint8_t>(how >> kReductionBits);
   d.dims = Take<uint8_t>(at);
   d.group_size = Take<uint32_t>(at);
   d.elements = Take<uint64_t>(at);
@@ -79,6 +85,7 @@ std::string OpDescription::ToString() const {
   if (reduction != ReduceOp::kNone) s += std::string(" ") + ReduceOpName(reduction);
   s += std::string(" ") + DTypeName(dtype) + ", " + std::to_string(elements) + " elements (" +
        std::to_string(dims) + " dims) per rank, " + std::to_string(group_size) + " ranks";
+  if (algorithm != 0) s += ", by " + AlgorithmName(kind, algorithm);
   return s;
 }
 
@@ -87,6 +94,7 @@ uint64_t DigestOf(const OpDescription& d, std::span<const int64_t> shape) {
   h.Word(static_cast<uint64_t>(d.kind))
       .Word(static_cast<uint64_t>(d.dtype))
       .Word(static_cast<uint64_t>(d.reduction))
+      .Word(d.algorithm)
       .Word(d.group_size)
       .Word(d.position);
   h.Word(shape.size());

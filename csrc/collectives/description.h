@@ -35,17 +35,20 @@ struct OpDescription {
   OpKind kind{};
   DType dtype{};
   ReduceOp reduction{};
-  uint8_t dims = 0;  // number of dimensions
+  uint8_t algorithm = 0;  // code of a row of algorithms/registry.h; below 32
+  uint8_t dims = 0;       // number of dimensions
   uint32_t group_size = 0;
   uint64_t elements = 0;  // per rank
   uint64_t position = 0;  // hash of the call's place in its program and of the communicator
   uint32_t run = 0;       // low bits of XLA's RunId at the sender
   uint32_t launch = 0;    // which executable of the sending process
 
-  // 32 bytes, little-endian, in the order of the fields.
+  // 32 bytes, little-endian, in the order of the fields; `reduction` and `algorithm` share one,
+  // with 3 and 5 bits.
   std::array<std::byte, 32> Encode() const;
   static OpDescription Decode(const std::array<std::byte, 32>& note);
-  // "all_reduce sum float32, 1024 elements (2 dims) per rank, 4 ranks"
+  // "all_reduce sum float32, 1024 elements (2 dims) per rank, 4 ranks,
+  // by split"
   std::string ToString() const;
 };
 

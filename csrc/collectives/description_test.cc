@@ -15,6 +15,7 @@ OpDescription Example() {
   d.kind = OpKind::kAllReduce;
   d.dtype = DType::kF32;
   d.reduction = ReduceOp::kSum;
+  d.algorithm = 5;
   d.dims = 2;
   d.group_size = 4;
   d.elements = 1024;
@@ -26,7 +27,7 @@ OpDescription Example() {
 
 TEST(OpDescription, Encode_GoldenBytes) {
   const std::array<uint8_t, 32> want = {
-      2,    12,   1,    2,    4,    0,    0,    0,     // kind dtype reduction dims group
+      2,    12,   0x29, 2,    4,    0,    0,    0,     // kind dtype reduction+algorithm dims group
       0,    4,    0,    0,    0,    0,    0,    0,     // elements
       0x08, 0x07, 0x06, 0x05, 0x04, 0x03, 0x02, 0x01,  // position
       0xfc, 0xfd, 0xfe, 0xff, 9,    0,    0,    0};    // run launch
@@ -42,6 +43,7 @@ TEST(OpDescription, EncodeDecode_IsIdentity) {
   EXPECT_EQ(back.kind, d.kind);
   EXPECT_EQ(back.dtype, d.dtype);
   EXPECT_EQ(back.reduction, d.reduction);
+  EXPECT_EQ(back.algorithm, d.algorithm);
   EXPECT_EQ(back.dims, d.dims);
   EXPECT_EQ(back.group_size, d.group_size);
   EXPECT_EQ(back.elements, d.elements);
@@ -52,9 +54,11 @@ TEST(OpDescription, EncodeDecode_IsIdentity) {
 
 TEST(OpDescription, ToString_ForPeople) {
   OpDescription d = Example();
-  EXPECT_EQ(d.ToString(), "all_reduce sum float32, 1024 elements (2 dims) per rank, 4 ranks");
+  EXPECT_EQ(d.ToString(),
+            "all_reduce sum float32, 1024 elements (2 dims) per rank, 4 ranks, by halving");
   d.kind = OpKind::kAllToAll;
   d.reduction = ReduceOp::kNone;
+  d.algorithm = 0;
   EXPECT_EQ(d.ToString(), "all_to_all float32, 1024 elements (2 dims) per rank, 4 ranks");
 }
 
@@ -80,6 +84,9 @@ TEST(DigestOf, EveryPartThatRanksMustAgreeOnCounts) {
   EXPECT_TRUE(differs(d, shape));
   d = Example();
   d.reduction = ReduceOp::kMax;
+  EXPECT_TRUE(differs(d, shape));
+  d = Example();
+  d.algorithm = 4;
   EXPECT_TRUE(differs(d, shape));
   d = Example();
   d.group_size = 8;

@@ -14,7 +14,7 @@
 #include "csrc/base/copy.h"
 #include "csrc/base/hash.h"
 #include "csrc/base/huge_pages.h"
-#include "csrc/collectives/reduce.h"
+#include "csrc/collectives/wide_reduce.h"
 
 namespace uccl::coll {
 namespace {
@@ -36,20 +36,26 @@ bool OfLocal(const Slice& slice) {
 // The operation for which this thread stays in its Arrive.
 thread_local const Operation* staying_for = nullptr;
 
+// The name of a message, with its part of those between the same two ranks.
+core::MessageTag TagOf(const OpKey& key, uint32_t stage, const Transfer& t) {
+  return TagOf(key, stage | t.part << 16, t.from, t.to);
+}
+static_assert(kMaxStages <= 1u << 16 && kMaxParts <= 1u << 16);
+
 }  // namespace
 
 Operation::Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_t seq,
                      Nanos started, std::shared_ptr<const Communicator> comm, const Call& first,
-                     uint64_t direct_max_bytes)
+                     const CallSite::Plan& plan)
     : host_(host),
       id_(id),
       key_(key),
       seq_(seq),
       started_(started),
       comm_(std::move(comm)),
-      label_(first.site->spec().label) {
+      label_(first.site->spec().label),
+      schedule_(plan.schedule) {
   const CallSiteSpec& spec = first.site->spec();
-  schedule_ = first.site->ScheduleFor(*comm_, first.elements, first.dtype, direct_max_bytes);
   if (spec.kind == OpKind::kRaggedAllToAll) {
     ragged_ = std::make_shared<Schedule>(*schedule_);
     schedule_ = ragged_;
@@ -57,6 +63,7 @@ Operation::Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_
   description_.kind = spec.kind;
   description_.dtype = first.dtype;
   description_.reduction = spec.reduction;
+  description_.algorithm = plan.algorithm->code;
   description_.dims = static_cast<uint8_t>(first.shape.size());
   description_.group_size = static_cast<uint32_t>(comm_->members.size());
   description_.elements = first.elements;
@@ -276,7 +283,7 @@ void Operation::Perform(const Work& work) {
     uint32_t stage = 0;
     const Transfer& t = TransferAt(index, &is_send, &stage);
     core::MessageInfo info;
-    info.tag = TagOf(key_, stage, t.from, t.to);
+    info.tag = TagOf(key_, stage, t);
     info.digest = digest_;
     info.size_bytes = t.slice.bytes;
     info.note = description_.Encode();
@@ -370,6 +377,7 @@ void Operation::EnterNextStage(std::unique_lock<std::mutex>& lock) {
 // Runs the reductions of the current stage. Called without the mutex, counted in active_.
 void Operation::RunReductions(bool share) {
   const size_t element = DTypeBytes(description_.dtype);
+  const auto width = [&](const Slice& s) { return s.wide ? kWideBytes : element; };
   const auto touched = [](const Reduction& r) {
     return r.to[0].bytes * (r.from.size() + r.to.size());
   };
@@ -384,7 +392,7 @@ void Operation::RunReductions(bool share) {
   };
   std::vector<Part> parts;
   for (const Reduction& r : stage().reductions) {
-    const uint64_t count = r.to[0].bytes / element;
+    const uint64_t count = r.to[0].bytes / width(r.to[0]);
     const uint64_t pieces =
         threads == 1 ? 1 : std::max<uint64_t>(1, threads * kPartsPerThread * touched(r) / bytes);
     // Whole pages, so that no two threads write the same line.
@@ -395,11 +403,13 @@ void Operation::RunReductions(bool share) {
     }
   }
   const auto run = [&](const Part& part) {
-    std::vector<const std::byte*> from;
-    std::vector<std::byte*> to;
-    for (const Slice& s : part.reduction->from) from.push_back(Address(s) + part.begin * element);
-    for (const Slice& s : part.reduction->to) to.push_back(Address(s) + part.begin * element);
-    ReduceElements(description_.dtype, description_.reduction, from, to, part.end - part.begin);
+    std::vector<WideInput> from;
+    std::vector<WideOutput> to;
+    for (const Slice& s : part.reduction->from)
+      from.push_back({Address(s) + part.begin * width(s), s.wide});
+    for (const Slice& s : part.reduction->to)
+      to.push_back({Address(s) + part.begin * width(s), s.wide});
+    ReduceWide(description_.dtype, description_.reduction, from, to, part.end - part.begin);
   };
   if (threads == 1) {
     for (const Part& part : parts) run(part);
@@ -457,7 +467,9 @@ void Operation::CompleteLocals(std::unique_lock<std::mutex>& lock) {
   std::vector<std::pair<std::function<void(const Status&)>, Status>> leaving;
   std::vector<ExecutionTable::Call> finished;
   for (Local& l : locals_) {
-    if (!l.arrived || l.completed || (!failed_ && l.left > 0)) continue;
+    // A barrier's messages name no rank's buffer, but it is they that are waited for.
+    const bool held = l.left > 0 || (description_.kind == OpKind::kBarrier && !stages_done_);
+    if (!l.arrived || l.completed || (!failed_ && held)) continue;
     l.completed = true;
     ++completed_;
     finished.push_back(l.matched);
@@ -501,7 +513,7 @@ void Operation::WithdrawIfQuiet(std::unique_lock<std::mutex>& lock) {
     } else if (transfers_[i] == ItemState::kIdle || is_send) {
       // What the peer sent ahead for a receive that will not be posted. Or its grant: for a send
       // that will not happen, or for a small one that went without and did not match.
-      posted.push_back({t.peer, is_send, 0, TagOf(key_, stage, t.from, t.to)});
+      posted.push_back({t.peer, is_send, 0, TagOf(key_, stage, t)});
     }
   }
   if (posted.empty()) {
@@ -566,7 +578,12 @@ Operation::Missing Operation::GetMissing() const {
     bool is_send = false;
     uint32_t stage = 0;
     const Transfer& t = TransferAt(i, &is_send, &stage);
-    if (stage == stage_ && transfers_[i] != ItemState::kDone && !is_send) add(t.from, true);
+    if (stage != stage_ || transfers_[i] == ItemState::kDone || is_send) continue;
+    add(t.from, true);
+    // Whoever of them is late, only that process knows.
+    for (uint32_t m = 0; t.of_process && m < comm_->members.size(); ++m) {
+      if (comm_->members[m].process == t.peer) add(m, true);
+    }
   }
   for (uint32_t i = 0; i < transfers_.size(); ++i) {
     bool is_send = false;

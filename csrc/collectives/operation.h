@@ -72,7 +72,8 @@ class OperationHost {
 class Operation final : public std::enable_shared_from_this<Operation> {
  public:
   Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_t seq, Nanos started,
-            std::shared_ptr<const Communicator> comm, const Call& first, uint64_t direct_max_bytes);
+            std::shared_ptr<const Communicator> comm, const Call& first,
+            const CallSite::Plan& plan);
 
   // A local rank takes part. Does the copies that became possible and posts its messages. The last
   // rank to come may stay with `engine` for a moment (null: not), see stay_policy.h; else it never

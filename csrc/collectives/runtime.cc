@@ -139,8 +139,11 @@ Result<std::string> Runtime::Start(const Config& config) {
         StatusCode::kInvalidArgument,
         std::to_string(by_id_.size()) + " operations are in flight; wait for them first");
   }
+  auto policy = MakePolicy(config);
+  if (!policy.ok()) return policy.status();
   auto engine = engine::Engine::Start(config, this);
   if (!engine.ok()) return engine.status();
+  policy_ = std::move(policy.value());
   engine_ = std::move(engine.value());
   Apply(config);
   // A new epoch: everybody counts from zero, and what was aborted works again.
@@ -159,6 +162,7 @@ Status Runtime::Connect(ProcessId self, const std::vector<std::string>& addresse
   {
     std::lock_guard lock(mutex_);
     engine = engine_;
+    if (Status fits = CheckHosts(*policy_, addresses.size()); !fits.ok()) return fits;
   }
   if (engine == nullptr) return Status::Error(StatusCode::kInvalidArgument, "not started");
   // Waits for the engine thread, which may be in a callback that needs the mutex.
@@ -231,9 +235,13 @@ void Runtime::Apply(const Config& config) {
   stay_.set_limit(FromMicros(config.stay_us));
 }
 
-void Runtime::SetConfig(const Config& config) {
+Status Runtime::SetConfig(const Config& config) {
+  auto policy = MakePolicy(config);
+  if (!policy.ok()) return policy.status();
   std::lock_guard lock(mutex_);
+  policy_ = std::move(policy.value());
   Apply(config);
+  return Status::Ok();
 }
 
 void Runtime::SetDefaultDevices(DeviceTable table) {
@@ -254,16 +262,22 @@ void Runtime::Fail(Call& call, const Status& status) {
 
 void Runtime::Submit(Call call) {
   std::shared_ptr<const DeviceTable> defaults;
+  std::shared_ptr<const PlanPolicy> policy;
   int64_t test_delay_us = 0;
   {
     std::lock_guard lock(mutex_);
     defaults = default_devices_;
+    policy = policy_;
     test_delay_us = config_.test_delay_us;
   }
   if (test_delay_us > 0) TestDelay(test_delay_us);
   Result<CallSite::Seat> seat = call.site->SeatOf(call.device, call.partition, *defaults);
   if (!seat.ok()) return Fail(call, seat.status());
   const CallSite::Seat& at = seat.value();
+  // Wrong settings are wrong on all ranks, which therefore all come to an end here.
+  const Result<CallSite::Plan> plan =
+      call.site->PlanFor(*at.comm, call.elements, call.dtype, *policy);
+  if (!plan.ok()) return Fail(call, plan.status());
   const CallSiteSpec& spec = call.site->spec();
   ExecutionTable::Call matched;
   matched.comm = at.comm->id;
@@ -278,7 +292,7 @@ void Runtime::Submit(Call call) {
 
   // Held until the call leaves: the operation may be over before that, and the epoch with it.
   std::shared_ptr<engine::Engine> engine;
-  Result<OpPtr> op = Join(call, at, matched, &engine);
+  Result<OpPtr> op = Join(call, at, matched, plan.value(), &engine);
   if (!op.ok()) {
     // A call that cannot be matched leaves its peers waiting for it, so they must hear of it.
     if (op.status().code == StatusCode::kProtocol)
@@ -308,6 +322,7 @@ void Runtime::Reject(Call call, const Status& cause) {
 
 Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& seat,
                                      const ExecutionTable::Call& matched,
+                                     const CallSite::Plan& plan,
                                      std::shared_ptr<engine::Engine>* engine) {
   std::lock_guard lock(mutex_);
   const Communicator& comm = *seat.comm;
@@ -341,9 +356,8 @@ Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& sea
   OpPtr& slot = by_key_[key.value()];
   if (slot == nullptr) {
     const uint64_t id = next_op_id_++;
-    slot =
-        std::make_shared<Operation>(this, id, key.value(), state.next_seq++, Now(), seat.comm, call,
-                                    static_cast<uint64_t>(config_.all_reduce_direct_bytes));
+    slot = std::make_shared<Operation>(this, id, key.value(), state.next_seq++, Now(), seat.comm,
+                                       call, plan);
     by_id_.emplace(id, slot);
     ++started_count_;
     if (!watchdog_.joinable()) watchdog_ = std::thread([this] { WatchdogLoop(); });

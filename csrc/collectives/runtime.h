@@ -67,7 +67,8 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   // Fails every operation in flight and every later one of this epoch, here and on the other
   // members. The news may overtake data on its way to them.
   void Abort(const std::string& reason);
-  void SetConfig(const Config& config);  // for processes that never Start; deadlines and sizes only
+  // For processes that never Start; deadlines, sizes and algorithms only.
+  Status SetConfig(const Config& config);
   void SetDefaultDevices(DeviceTable table);
 
   // --- operations (XLA threads) ---
@@ -112,7 +113,8 @@ class Runtime final : public OperationHost, public engine::EngineSink {
 
   // `engine`: with whom the call may stay; null where all members are here.
   Result<OpPtr> Join(const Call& call, const CallSite::Seat& seat,
-                     const ExecutionTable::Call& matched, std::shared_ptr<engine::Engine>* engine);
+                     const ExecutionTable::Call& matched, const CallSite::Plan& plan,
+                     std::shared_ptr<engine::Engine>* engine);
   // `announce`: tell the other processes of the communicator. With `lost`, operations that need
   // nothing more of that process go on: it may have left because it had done its part.
   void AbortComm(uint64_t comm_id, const Status& cause, bool announce,
@@ -139,6 +141,7 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   std::condition_variable look_;     // the watchdog has a reason to wake
   std::condition_variable drained_;  // by_id_ became empty; only Shutdown waits for it
   Config config_;
+  std::shared_ptr<const PlanPolicy> policy_ = std::make_shared<const PlanPolicy>();
   std::shared_ptr<const DeviceTable> default_devices_ = std::make_shared<const DeviceTable>();
   std::unique_ptr<ExecutionTable> executions_;
   std::unordered_map<OpKey, OpPtr, OpKeyHash> by_key_;

@@ -87,8 +87,24 @@ TEST(RuntimeFailure, Deadline_OtherCommunicatorsGoOn) {
   for (const auto& outcome : SubmitSome(&fleet, op, {2, 3}, 1)) EXPECT_TRUE(outcome->Wait().ok());
 }
 
+// What ranks send for themselves says who is late, what a process sends for all of its ranks only
+// whose they are.
+TEST(RuntimeFailure, Deadline_OfPartialResultsNamesAllRanksOfTheProcess) {
+  Config config = ShortDeadline(300);
+  config.algorithms = "all_reduce=partials";
+  Fleet fleet({1, 2}, config);
+  ASSERT_TRUE(fleet.Start());
+  const Outcomes outcomes = SubmitSome(&fleet, Sum(&fleet, 50'000), {0, 1}, 1);
+  const Status status = outcomes[0]->Wait();
+  EXPECT_EQ(status.code, StatusCode::kPeerTimeout) << status.ToString();
+  EXPECT_EQ(status.process, 1) << status.ToString();
+  EXPECT_TRUE(Has(status, "2048, 2049") || Has(status, "did not call: 2049")) << status.ToString();
+  fleet.Shutdown();
+}
+
 TEST(RuntimeFailure, Deadline_OtherProcessIsNamedAndToldToo) {
   Config config = ShortDeadline(300);
+  config.algorithms = "all_reduce=split";
   Fleet fleet({2, 2}, config);
   ASSERT_TRUE(fleet.Start());
   const TestOp op = Sum(&fleet, 50'000);

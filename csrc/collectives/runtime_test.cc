@@ -152,6 +152,33 @@ INSTANTIATE_TEST_SUITE_P(
                                          std::vector<int>{2, 2, 2}, std::vector<int>{3, 1, 2}),
                        ::testing::Values(Way::kNetwork, Way::kOneCopy, Way::kTwoCopies)));
 
+// Nobody leaves before everybody has come, whoever comes last.
+TEST(Runtime, Barrier_HoldsUntilTheLastRankIsThere) {
+  for (const std::vector<int>& devices : {std::vector<int>{3}, {1, 1}, {2, 1, 2}}) {
+    SCOPED_TRACE(Text(devices));
+    Fleet fleet(devices);
+    ASSERT_TRUE(fleet.Start());
+    const TestOp barrier = fleet.Compile(OpKind::kBarrier, DType::kU8, ReduceOp::kNone, {0}, 1);
+    const TestOp other = fleet.Compile(OpKind::kAllReduce, DType::kS32, ReduceOp::kSum, {3}, 2);
+    std::mt19937_64 random(8);
+    for (size_t last = 0; last < fleet.ranks(); ++last) {
+      const auto run = static_cast<int64_t>(last);
+      std::vector<std::shared_ptr<Outcome>> outcomes;
+      for (size_t r = 0; r < fleet.ranks(); ++r) {
+        if (r != last) outcomes.push_back(fleet.Submit(barrier, r, {}, run));
+      }
+      // Another operation from end to end, so that all that can happen has happened.
+      const std::vector<Vector> in = RandomInputs(other, fleet.ranks(), last);
+      ExpectResults(fleet.SubmitAll(other, in, Shuffled(fleet.ranks(), &random), run),
+                    Expected(other, in));
+      for (const auto& outcome : outcomes) EXPECT_FALSE(outcome->done());
+      outcomes.push_back(fleet.Submit(barrier, last, {}, run));
+      for (const auto& outcome : outcomes) EXPECT_TRUE(outcome->Wait().ok());
+    }
+    fleet.Shutdown();
+  }
+}
+
 // As XLA runs it: each device on a thread of its own, independent calls in another order on each.
 void RunDevices(Fleet* fleet, const std::vector<TestOp>& ops, int runs) {
   std::vector<std::vector<Vector>> inputs, want;
@@ -333,7 +360,9 @@ TEST(Runtime, OperationsBeforeConnect_Wait) {
 }
 
 TEST(Runtime, InFlight_ShowsWhoIsMissing) {
-  Fleet fleet({2, 1});
+  Config config;
+  config.algorithms = "all_reduce=direct";  // its messages leave with the first rank
+  Fleet fleet({2, 1}, config);
   ASSERT_TRUE(fleet.Start());
   TestOp op = fleet.Compile(OpKind::kAllReduce, DType::kF32, ReduceOp::kSum, {3}, 1);
   const auto in = RandomInputs(op, 3, 1);

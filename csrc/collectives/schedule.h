@@ -1,15 +1,7 @@
 // What one process does in one operation, as pure data: who sends which bytes to whom, what is
 // copied and reduced here, and in which order. A function of the group, the sizes and this process
-// alone, so it can be checked without running it (schedule_test.cc executes it in a simulator of
-// its own).
-//
-// Cost per process, with n ranks on P processes, L of them here, payload of s bytes per rank:
-//   all_to_all          one step; each rank sends s/n to each other rank.
-//   all_reduce, direct  one step; each rank sends s to each other process, every process reduces
-//   all. all_reduce, split   two steps; each rank sends s/P to each other process, which reduces
-//   its part and
-//                       sends s/P to each other process: L*s*(P-1)/P + s*(P-1)/P bytes leave each
-//                       process.
+// alone, so that it can be checked (schedule_checker.h) and priced (cost_model.h) without running
+// it. Which algorithms there are is the table in algorithms/registry.h.
 #pragma once
 
 #include <cstdint>
@@ -37,28 +29,37 @@ struct Slice {
   BufferKind kind{};
   uint32_t local = 0;
   uint64_t offset = 0, bytes = 0;
+  // Holds float32 partial results of a 16-bit type, so that the one rounding is the last one.
+  bool wide = false;
 };
+inline constexpr uint64_t kWideBytes = 4;
 
-// One message. `from` and `to` name it on both ends (with the stage): member indices, or for
-// messages between processes as a whole the index of the process's first member.
+// One message. `from`, `to` and `part` name it on both ends (with the stage): member indices, or
+// for messages between processes as a whole the index of the process's first member; `part` counts
+// the messages between the same two.
 struct Transfer {
   ProcessId peer{};
   uint32_t from = 0, to = 0;
   Slice slice;
+  uint32_t part = 0;
+  // Holds what all ranks of the sending process have contributed, so none of them may be late.
+  bool of_process = false;
 };
+// Most stages and messages between the same two members in a stage, so that both fit into a tag.
+inline constexpr uint32_t kMaxStages = 1u << 16, kMaxParts = 1u << 16;
 struct Copy {
   Slice from, to;
   uint32_t source = 0, target = 0;  // the members, for a ragged exchange
 };
-// to[k] = tree reduction of `from`, in group order; all slices have the same size.
+// to[k] = tree reduction of `from`, in this order; all slices have the same number of elements.
 struct Reduction {
   std::vector<Slice> from, to;
 };
 
-// Within a stage sends, receives and copies are independent. Reductions run when all of them are
-// done, and the next stage starts when the reductions are done. In the first stage an item may
-// start as soon as the local ranks whose buffers it names have arrived; later stages start with all
-// of them present.
+// Within a stage sends, receives and copies are independent. Reductions run one after the other
+// when all of them are done, and the next stage starts when the reductions are done. In the first
+// stage an item may start as soon as the local ranks whose buffers it names have arrived; later
+// stages start with all of them present.
 struct Stage {
   std::vector<Transfer> sends, receives;
   std::vector<Copy> copies;
@@ -90,9 +91,8 @@ struct PlanRequest {
   uint64_t elements = 0;             // of one rank's input
   std::vector<int64_t> permutation;  // source and target member of each pair, one after the other
   uint32_t root = 0;
-  // All-reduces up to this size in one step.
-  uint64_t direct_max_bytes = 0;
+  // By process number: which host it is on. Empty: all on one.
+  std::vector<int32_t> hosts;
 };
-Schedule MakeSchedule(const PlanRequest& request, const std::vector<Member>& group, ProcessId self);
 
 }  // namespace uccl::coll

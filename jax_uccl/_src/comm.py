@@ -40,7 +40,7 @@ from jax_uccl._src.errors import (
 _log = logging.getLogger("jax_uccl")
 
 # Settings that decide how the ranks of one operation talk to each other.
-_EQUAL_EVERYWHERE = ("backend", "eager_max_bytes", "all_reduce_direct_bytes")
+_EQUAL_EVERYWHERE = ("backend", "eager_max_bytes", "algorithms", "processes_per_host")
 _NAMES = {cls: name for name, cls in CLASSES.items()}
 
 
@@ -272,7 +272,11 @@ def _start(explicit: dict[str, str]) -> None:
     join = _Join(job, _starts)
     record, error = _record(settings, job), None
     try:
-        record = dataclasses.replace(record, address=_open(settings, job))
+        record = dataclasses.replace(
+            record,
+            address=_open(settings, job),
+            settings={**record.settings, **_tuning(settings)},
+        )
     except UcclError as caught:
         # Not raised from here: it is init's to raise, and the error of the operations that need the others.
         error = caught
@@ -293,6 +297,13 @@ def _open(settings: dict[str, Any], job: compat.DistributedJob) -> str:
     line, address = _uccl.start(_as_text(settings | {"address": here}))
     _raise_line(line)
     return str(address)
+
+
+def _tuning(settings: dict[str, Any]) -> dict[str, str]:
+    """What processes compare of their tuning files: not the path, but the parameters."""
+    line, _, digest = _uccl.read_tuning(settings["tuning_file"])
+    _raise_line(line)
+    return {"tuning_file, digest of its parameters": f"{digest:016x}"}
 
 
 def _record(settings: dict[str, Any], job: compat.DistributedJob) -> rendezvous.Record:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from jax_uccl._src import launcher, sim_command
+from jax_uccl._src import bench_command, launcher, sim_command
 
 # name -> (function of the rest of the line, summary).
 _COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "bench": (bench_command.main, "measure the running job, and write a tuning file"),
     "launch": (launcher.main, "run a script as several local JAX processes"),
     "sim": (sim_command.main, "run the transport on a simulated fabric"),
 }

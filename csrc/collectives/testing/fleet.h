@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -69,6 +70,11 @@ struct Operation {
     return n;
   }
   uint64_t bytes() const { return elements() * DTypeBytes(dtype); }
+  // Of one rank's result, on `ranks` ranks.
+  uint64_t output_bytes(size_t ranks) const {
+    if (kind == OpKind::kAllGather) return bytes() * ranks;
+    return kind == OpKind::kReduceScatter ? bytes() / ranks : bytes();
+  }
 };
 
 class Fleet final {
@@ -86,8 +92,9 @@ class Fleet final {
 
   bool Start(uint64_t session = 42) {
     if (runtimes_.size() == 1) {
-      runtimes_[0]->SetConfig(config_);
-      return true;
+      const Status status = runtimes_[0]->SetConfig(config_);
+      EXPECT_TRUE(status.ok()) << status.ToString();
+      return status.ok();
     }
     std::vector<std::string> addresses;
     for (size_t p = 0; p < runtimes_.size(); ++p) {
@@ -119,9 +126,11 @@ class Fleet final {
     for (std::thread& t : threads) t.join();
   }
 
-  // A call site over groups of ranks (indices of devices); one group of all when empty.
+  // A call site over groups of ranks (indices of devices); one group of all when empty. `adjust`
+  // sets what else there is.
   Operation Compile(OpKind kind, DType dtype, ReduceOp reduction, std::vector<int64_t> shape,
-                    int64_t site, std::vector<std::vector<int64_t>> groups = {}) {
+                    int64_t site, std::vector<std::vector<int64_t>> groups = {},
+                    const std::function<void(CallSiteSpec*)>& adjust = {}) {
     Operation op{kind, dtype, reduction, std::move(shape), {}};
     if (groups.empty()) {
       groups.emplace_back();
@@ -138,6 +147,7 @@ class Fleet final {
       for (const auto& g : groups) spec.groups.insert(spec.groups.end(), g.begin(), g.end());
       spec.devices = ids_;
       spec.processes = processes_;
+      if (adjust) adjust(&spec);
       auto made = CallSite::Make(std::move(spec), &runtime->instances(), 1);
       if (made.ok()) {
         op.sites.push_back(std::move(made.value()));
@@ -152,7 +162,7 @@ class Fleet final {
   std::shared_ptr<Outcome> Submit(const Operation& op, size_t rank, Vector input, int64_t run) {
     auto outcome = std::make_shared<Outcome>();
     outcome->input = std::move(input);
-    outcome->output.assign(outcome->input.size(), std::byte{0xdb});
+    outcome->output.assign(op.output_bytes(ranks()), std::byte{0xdb});
     const auto process = static_cast<size_t>(processes_[rank]);
     Call call;
     call.site = op.sites[process];
