@@ -406,3 +406,27 @@ def test_a_copy_travels_once_to_each_rank(mesh, inputs):
         for d in range(N):
             assert sent[s, d] == (ranks[s] == d).any(-1).sum()
             assert returned[d, s] == (ranks[s] == d).sum()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_padding_is_zero_in_memory_that_was_used(layout, mesh, inputs):
+    # The buffers of a loop serve every turn: a turn with few tokens finds the rows of one with many.
+    x, idx, w = inputs
+
+    def body(x, idx, w):
+        def step(_, keep):
+            chosen = jnp.where(jnp.arange(T)[:, None] < keep, jnp.maximum(idx, 0), -1)
+            d = moe.dispatch(x + 9, chosen, w, num_experts=E, axis_name="e", layout=layout)
+            empty = (d.experts < 0).reshape(d.tokens.shape[0], -1).all(-1)
+            in_padding = jnp.where(empty[:, None], d.tokens, 0)
+            return None, (jnp.abs(in_padding).max(), empty.sum(), moe.combine(d.tokens, d.handle))
+
+        return jax.lax.scan(step, None, jnp.array([T, 1, T, 0, 2]))[1]
+
+    def outer(*arguments):
+        return jax.tree.map(lambda a: a[None], body(*arguments))
+
+    worst, empty, out = map(np.asarray, jax.jit(mapped(outer, mesh))(x, idx, w))
+    assert not worst.any() and (empty[:, 1] > empty[:, 0]).all()
+    for turn, keep in enumerate([T, 1, T, 0, 2]):
+        assert (out[:, turn, :keep] != 0).any(-1).all() and not out[:, turn, keep:].any()
