@@ -23,9 +23,10 @@ ARROWS: dict[str, set[str]] = {
     "csrc/engine": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm"},
     "csrc/collectives": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm", "csrc/engine"},
     "csrc/sim": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm", "csrc/engine"},
+    "csrc/moe": {"csrc/base"},
     "xla_ffi": {
         "csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine", "csrc/collectives",
-        "csrc/sim",
+        "csrc/moe", "csrc/sim",
     },
     "tests/fuzz": {
         "csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine", "csrc/collectives",

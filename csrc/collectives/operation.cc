@@ -3,9 +3,7 @@
 #include "csrc/collectives/operation.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <optional>
 #include <thread>
@@ -14,6 +12,7 @@
 #include "csrc/base/copy.h"
 #include "csrc/base/hash.h"
 #include "csrc/base/huge_pages.h"
+#include "csrc/collectives/share_work.h"
 #include "csrc/collectives/wide_reduce.h"
 
 namespace uccl::coll {
@@ -411,32 +410,7 @@ void Operation::RunReductions(bool share) {
       to.push_back({Address(s) + part.begin * width(s), s.wide});
     ReduceWide(description_.dtype, description_.reduction, from, to, part.end - part.begin);
   };
-  if (threads == 1) {
-    for (const Part& part : parts) run(part);
-    return;
-  }
-  // Whoever is free takes the next part; this thread does too, so it waits only for parts that run.
-  struct Shared {
-    std::atomic<size_t> next{0};
-    std::mutex mutex;
-    size_t finished = 0;  // guarded by mutex
-    std::condition_variable all_done;
-  };
-  auto shared = std::make_shared<Shared>();
-  const auto drain = [shared, &run, &parts, size = parts.size()] {
-    // Relaxed: only claims an index; the data is published by `finished` under the mutex.
-    for (size_t i; (i = shared->next.fetch_add(1, std::memory_order_relaxed)) < size;) {
-      run(parts[i]);
-      std::lock_guard done(shared->mutex);
-      if (++shared->finished == size) shared->all_done.notify_all();
-    }
-  };
-  // A helper that starts late finds no index left and never touches `run` and `parts`, whose frame
-  // may be gone.
-  for (uint64_t i = 1; i < threads; ++i) host_->pool().Run(drain);
-  drain();
-  std::unique_lock wait(shared->mutex);
-  shared->all_done.wait(wait, [&] { return shared->finished == parts.size(); });
+  ShareWork(&host_->pool(), threads, parts.size(), [&](size_t i) { run(parts[i]); });
 }
 
 void Operation::OnTransferDone(uint32_t index) {
