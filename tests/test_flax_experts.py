@@ -33,30 +33,35 @@ def make(groups, rows=ROWS, dtype=np.float64, seed=0):
     )
 
 
-def oracle(x, kernels, sizes):
+def oracle(x, kernels, sizes, weights=None):
     y, start = np.zeros_like(x), 0
+    weights = np.ones(len(x)) if weights is None else weights
     for g, size in enumerate(sizes):
         for row in range(start, start + size):
             gate, up = x[row] @ kernels.gate[g], x[row] @ kernels.up[g]
-            y[row] = (gate / (1 + np.exp(-gate)) * up) @ kernels.down[g]
+            y[row] = weights[row] * ((gate / (1 + np.exp(-gate)) * up) @ kernels.down[g])
         start += size
     return y
 
 
-def oracle_gradients(x, kernels, sizes, dy):
+def oracle_gradients(x, kernels, sizes, weights, dy):
     dx, dk, start = np.zeros_like(x), Kernels(*map(np.zeros_like, kernels)), 0
+    dw = np.zeros_like(weights)
     for g, size in enumerate(sizes):
         for row in range(start, start + size):
             gate, up = x[row] @ kernels.gate[g], x[row] @ kernels.up[g]
             s = 1 / (1 + np.exp(-gate))
-            dh = kernels.down[g] @ dy[row]
+            hidden = gate * s * up
+            dw[row] = dy[row] @ (hidden @ kernels.down[g])
+            dout = weights[row] * dy[row]
+            dh = kernels.down[g] @ dout
             dgate, dup = dh * up * (s + gate * s * (1 - s)), dh * gate * s
             dx[row] = kernels.gate[g] @ dgate + kernels.up[g] @ dup
             dk.gate[g] += np.outer(x[row], dgate)
             dk.up[g] += np.outer(x[row], dup)
-            dk.down[g] += np.outer(gate * s * up, dy[row])
+            dk.down[g] += np.outer(hidden, dout)
         start += size
-    return dx, dk
+    return dx, dk, dw
 
 
 def close(ours, expected, rtol=2e-5, atol=2e-5):
@@ -72,24 +77,26 @@ def test_values_and_gradients(implementation, tile, sizes):
     if implementation == "ragged_dot" and tile != 4:
         pytest.skip("has no tiles")
     x, kernels = make(len(sizes))
-    dy = np.random.default_rng(1).normal(size=x.shape)
+    rng = np.random.default_rng(1)
+    dy, weights = rng.normal(size=x.shape), rng.normal(size=len(x))
     used = sum(sizes)
-    poisoned, poisoned_dy = x.astype(np.float32), dy.astype(np.float32)
-    poisoned[used:], poisoned_dy[used:] = np.nan, np.nan
+    arguments = [v.astype(np.float32) for v in (x, weights, dy)]
+    for array in arguments:
+        array[used:] = np.nan  # what nobody uses must not matter
 
     @jax.jit
-    def both(x, kernels, sizes, dy):
-        run = lambda x, k: gated_experts(x, k, sizes, implementation=implementation, tile=tile)
-        y, pull = jax.vjp(run, x, kernels)
+    def both(x, weights, dy, kernels, sizes):
+        run = lambda x, k, w: gated_experts(
+            x, k, sizes, w, implementation=implementation, tile=tile
+        )
+        y, pull = jax.vjp(run, x, kernels, weights)
         return y, *pull(dy)
 
-    y, dx, dk = both(
-        poisoned, jax.tree.map(np.float32, kernels), np.array(sizes, np.int32), poisoned_dy
-    )
+    y, dx, dk, dw = both(*arguments, jax.tree.map(np.float32, kernels), np.array(sizes, np.int32))
     assert y.dtype == jnp.float32
-    close(y, oracle(x, kernels, sizes))
-    close((dx, dk), oracle_gradients(x, kernels, sizes, dy))
-    assert (y[used:] == 0).all() and (dx[used:] == 0).all()
+    close(y, oracle(x, kernels, sizes, weights))
+    close((dx, dk, dw), oracle_gradients(x, kernels, sizes, weights, dy))
+    assert all((v[used:] == 0).all() for v in (y, dx, dw))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -172,22 +179,24 @@ def test_inside_shard_map(mesh_of, implementation, check_vma):
     sizes = np.array([3, 5, 0, 10, 0, 0], np.int32)
     spec = P("x")
 
-    def local(x, k, s, dy):
-        run = lambda x, k: gated_experts(x, k, s, implementation=implementation, tile=4)
-        y, pull = jax.vjp(run, x, k)
+    def local(x, k, w, s, dy):
+        run = lambda x, k, w: gated_experts(x, k, s, w, implementation=implementation, tile=4)
+        y, pull = jax.vjp(run, x, k, w)
         return y, *pull(dy)
 
-    dy = np.random.default_rng(1).normal(size=x.shape)
+    rng = np.random.default_rng(1)
+    dy, weights = rng.normal(size=x.shape), rng.normal(size=len(x))
     mapped = jax.shard_map(
-        local, mesh=mesh, in_specs=(spec,) * 4, out_specs=spec, check_vma=check_vma
+        local, mesh=mesh, in_specs=(spec,) * 5, out_specs=spec, check_vma=check_vma
     )
-    y, dx, dk = jax.jit(mapped)(*jax.tree.map(np.float32, (x, kernels)), sizes, np.float32(dy))
+    arguments = jax.tree.map(np.float32, (x, kernels, weights))
+    y, dx, dk, dw = jax.jit(mapped)(*arguments, sizes, np.float32(dy))
     for rank in range(3):
         rows, own = slice(10 * rank, 10 * rank + 10), slice(2 * rank, 2 * rank + 2)
         part = Kernels(*(k[own] for k in kernels))
-        close(y[rows], oracle(x[rows], part, sizes[own]))
-        expected = oracle_gradients(x[rows], part, sizes[own], dy[rows])
-        close((dx[rows], Kernels(*(k[own] for k in dk))), expected)
+        close(y[rows], oracle(x[rows], part, sizes[own], weights[rows]))
+        expected = oracle_gradients(x[rows], part, sizes[own], weights[rows], dy[rows])
+        close((dx[rows], Kernels(*(k[own] for k in dk)), dw[rows]), expected)
 
 
 def test_tiles_computes_only_the_rows_in_use():
@@ -218,6 +227,8 @@ def test_bad_arguments():
         gated_experts(x[:, :4], kernels, sizes)
     with pytest.raises(ValueError, match=r"int32\[3\], but must be int32\[2\]"):
         gated_experts(x, kernels, jnp.array([1, 2, 3]))
+    with pytest.raises(ValueError, match=r"weights is float32\[2\], but must be float32\[23\]"):
+        gated_experts(x, kernels, sizes, jnp.ones(2))
     with pytest.raises(ValueError, match="tile=0"):
         gated_experts(x, kernels, sizes, tile=0)
     with pytest.raises(ValueError, match="implementation='dense' is not one of"):

@@ -1,4 +1,4 @@
-"""Gated feed-forward experts on rows sorted by expert: down(act(x gate) * (x up)).
+"""Gated feed-forward experts on rows sorted by expert: weight * down(act(x gate) * (x up)).
 
 Two implementations of one meaning. "ragged_dot" is three `jax.lax.ragged_dot`; XLA has kernels for it on GPU and
 TPU. On CPU XLA turns it into a dense product over rows x experts, of which it masks all but one part in G, and it
@@ -56,6 +56,7 @@ def gated_experts(
     x: Any,
     kernels: Kernels,
     group_sizes: Any,
+    weights: Any = None,
     *,
     dtype: Any = None,
     activation: Activation = jax.nn.silu,
@@ -69,6 +70,7 @@ def gated_experts(
       x: [rows, D], groups one after the other from row 0 on. What rows past the last group hold does not matter.
       kernels: of G experts. Under `check_vma=True` everything must vary over the same axes.
       group_sizes: int32 [G], each 0 or more, together at most `rows`.
+      weights: f32 [rows], factors on the results, applied before they are rounded; None for none.
       dtype: of the operands of the products and of the result; that of `x` by default.
       activation: elementwise, on f32.
       precision: of the products, as for `jax.lax.dot`.
@@ -77,8 +79,8 @@ def gated_experts(
       tile: rows of one tile at most; no effect on values but rounding.
 
     Returns:
-      [rows, D] of `dtype`, zero past the last group. Gradients reach `x` and the kernels; rows past the last group
-      get and give none.
+      [rows, D] of `dtype`, zero past the last group. Gradients reach `x`, the kernels and `weights`; rows past the
+      last group get and give none.
 
     Raises:
       UcclValueError: shapes that do not fit.
@@ -88,21 +90,23 @@ def gated_experts(
     """
     x, group_sizes = jnp.asarray(x), jnp.asarray(group_sizes)
     kernels = Kernels(*map(jnp.asarray, kernels))
-    _check_shapes(x, kernels, group_sizes)
+    weights = jnp.ones_like(x, jnp.float32, shape=x.shape[:1]) if weights is None else weights
+    weights = jnp.asarray(weights)
+    _check_shapes(x, kernels, group_sizes, weights)
     if tile < 1:
         raise UcclValueError(f"experts: tile={tile} must be at least 1")
     dtype = x.dtype if dtype is None else jnp.dtype(dtype)
     implementation = resolve(implementation)
     if 0 in (*x.shape, *kernels.gate.shape):
         return jnp.zeros_like(x, dtype)
-    x = x.astype(dtype)
+    x, weights = x.astype(dtype), weights.astype(jnp.float32)
     if implementation == "tiles":
         tile = min(tile, x.shape[0])
-        return _tiles(activation, precision, tile, x, kernels, group_sizes)
-    return _ragged_dot(activation, precision, x, kernels, group_sizes)
+        return _tiles(activation, precision, tile, x, kernels, group_sizes, weights)
+    return _ragged_dot(activation, precision, x, kernels, group_sizes, weights)
 
 
-def _check_shapes(x: Any, kernels: Kernels, group_sizes: Any) -> None:
+def _check_shapes(x: Any, kernels: Kernels, group_sizes: Any, weights: Any) -> None:
     gate, up, down = (k.shape for k in kernels)
     if len(gate) != 3 or up != gate or down != (gate[0], gate[2], gate[1]):
         raise UcclValueError(
@@ -116,13 +120,23 @@ def _check_shapes(x: Any, kernels: Kernels, group_sizes: Any) -> None:
             f"experts: group_sizes is {group_sizes.dtype}{list(group_sizes.shape)}, but must be "
             f"int32[{gate[0]}]: one size for each expert"
         )
+    if weights.shape != x.shape[:1] or not jnp.issubdtype(weights.dtype, jnp.floating):
+        raise UcclValueError(
+            f"experts: weights is {weights.dtype}{list(weights.shape)}, but must be float32[{x.shape[0]}]: "
+            "one factor for each row"
+        )
 
 
 # --- ragged_dot -------------------------------------------------------------------------------------
 
 
 def _ragged_dot(
-    activation: Activation, precision: Any, x: Any, kernels: Kernels, group_sizes: Any
+    activation: Activation,
+    precision: Any,
+    x: Any,
+    kernels: Kernels,
+    group_sizes: Any,
+    weights: Any,
 ) -> jax.Array:
     dtype = x.dtype
     used = (jnp.arange(x.shape[0]) < group_sizes.sum())[:, None]
@@ -139,7 +153,8 @@ def _ragged_dot(
 
     hidden = activation(product(x, kernels.gate)) * product(x, kernels.up)
     # Rows past the last group are unspecified, not zero, in some of XLA's kernels.
-    return jnp.where(used, product(hidden.astype(dtype), kernels.down), 0.0).astype(dtype)
+    y = jnp.where(used, product(hidden.astype(dtype), kernels.down), 0.0)
+    return (y * jnp.where(used, weights[:, None], 0.0)).astype(dtype)
 
 
 # --- tiles ------------------------------------------------------------------------------------------
@@ -191,59 +206,79 @@ def _zeros(shape: tuple[int, ...], dtype: Any, like: Any) -> jax.Array:
 
 
 def _tiles_once(
-    activation: Activation, precision: Any, tile: int, x: Any, kernels: Kernels, group_sizes: Any
+    activation: Activation,
+    precision: Any,
+    tile: int,
+    x: Any,
+    kernels: Kernels,
+    group_sizes: Any,
+    weights: Any,
 ) -> jax.Array:
     total, locate = _locator(group_sizes, tile, x.shape[0])
     dot = partial(lax.dot, precision=precision, preferred_element_type=jnp.float32)
+    weights = weights[:, None]
 
     def step(i: jax.Array, y: jax.Array) -> jax.Array:
         at = locate(i)
         gate, up, down = (k[at.group].astype(x.dtype) for k in kernels)
         rows = _read(x, at)
         hidden = activation(dot(rows, gate)) * dot(rows, up)
-        return _write(y, dot(hidden.astype(x.dtype), down), at)
+        return _write(y, _read(weights, at) * dot(hidden.astype(x.dtype), down), at)
 
     return lax.fori_loop(0, total, step, _zeros(x.shape, x.dtype, x))
 
 
 def _tiles_forward(
-    activation: Activation, precision: Any, tile: int, x: Any, kernels: Kernels, group_sizes: Any
+    activation: Activation,
+    precision: Any,
+    tile: int,
+    x: Any,
+    kernels: Kernels,
+    group_sizes: Any,
+    weights: Any,
 ) -> tuple[jax.Array, Any]:
     # Not through `_tiles`: this way forward mode over the gradient passes through the loop.
-    y = _tiles_once(activation, precision, tile, x, kernels, group_sizes)
-    return y, (x, kernels, group_sizes)
+    y = _tiles_once(activation, precision, tile, x, kernels, group_sizes, weights)
+    return y, (x, kernels, group_sizes, weights)
 
 
 def _tiles_backward(
     activation: Activation, precision: Any, tile: int, residuals: Any, dy: Any
-) -> tuple[Any, Kernels, None]:
-    x, kernels, group_sizes = residuals
+) -> tuple[Any, Kernels, None, Any]:
+    x, kernels, group_sizes, weights = residuals
     total, locate = _locator(group_sizes, tile, x.shape[0])
-    dtype = x.dtype
+    dtype, weights = x.dtype, weights[:, None]
 
     def dot(a: Any, b: Any, contract_a: int, contract_b: int) -> jax.Array:
         dims = (((contract_a,), (contract_b,)), ((), ()))
         return lax.dot_general(a, b, dims, precision=precision, preferred_element_type=jnp.float32)
 
-    def step(i: jax.Array, carry: tuple[Any, Kernels]) -> tuple[Any, Kernels]:
-        dx, sums = carry
+    def step(i: jax.Array, carry: tuple[Any, Any, Kernels]) -> tuple[Any, Any, Kernels]:
+        dx, dweights, sums = carry
         at = locate(i)
         gate, up, down = (k[at.group].astype(dtype) for k in kernels)
-        rows, dout = _read(x, at), _read(dy, at)
+        rows, dout, weight = _read(x, at), _read(dy, at), _read(weights, at)
         hidden, pull = jax.vjp(
             lambda g, u: activation(g) * u, dot(rows, gate, 1, 0), dot(rows, up, 1, 0)
         )
-        dgate, dup = (d.astype(dtype) for d in pull(dot(dout, down, 1, 1)))
+        dhidden = dot(dout, down, 1, 1)
+        # <dy, hidden down> = <dy down^T, hidden>: the gradient of the weight without the result.
+        dweights = _write(dweights, (dhidden * hidden).sum(axis=1, keepdims=True), at)
+        dgate, dup = (d.astype(dtype) for d in pull(weight * dhidden))
         dx = _write(dx, dot(dgate, gate, 1, 1) + dot(dup, up, 1, 1), at)
         parts = Kernels(
-            dot(rows, dgate, 0, 0), dot(rows, dup, 0, 0), dot(hidden.astype(dtype), dout, 0, 0)
+            dot(rows, dgate, 0, 0),
+            dot(rows, dup, 0, 0),
+            dot((weight * hidden).astype(dtype), dout, 0, 0),
         )
         sums = Kernels(*(s.at[at.group].add(p) for s, p in zip(sums, parts, strict=True)))
-        return dx, sums
+        return dx, dweights, sums
 
     sums = Kernels(*(_zeros(k.shape, jnp.float32, x) for k in kernels))
-    dx, sums = lax.fori_loop(0, total, step, (_zeros(x.shape, dtype, x), sums))
-    return dx, Kernels(*(s.astype(k.dtype) for s, k in zip(sums, kernels, strict=True))), None
+    init = _zeros(x.shape, dtype, x), _zeros(weights.shape, jnp.float32, x), sums
+    dx, dweights, sums = lax.fori_loop(0, total, step, init)
+    dkernels = Kernels(*(s.astype(k.dtype) for s, k in zip(sums, kernels, strict=True)))
+    return dx, dkernels, None, dweights[:, 0]
 
 
 _tiles = jax.custom_vjp(_tiles_once, nondiff_argnums=(0, 1, 2))
