@@ -1,0 +1,392 @@
+"""dispatch: tokens travel to the ranks of their experts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_uccl._src import axes
+from jax_uccl._src.errors import UcclValueError
+from jax_uccl._src.moe import plan, registry, routing
+from jax_uccl._src.moe import quantize as fp8
+from jax_uccl._src.moe.handle import Dispatched, Handle, PendingDispatch
+
+_SCALE_FORMATS = ("float32", "power_of_two")
+
+
+class _Quantize(NamedTuple):
+    """How tokens are rounded for the wire."""
+
+    power_of_two: bool
+    dequantize: bool
+
+
+def dispatch(
+    x: Any,
+    topk_idx: Any = None,
+    topk_weights: Any = None,
+    *,
+    num_experts: int | None = None,
+    axis_name: Any = None,
+    capacity: int | None = None,
+    mode: str | None = None,
+    layout: str | None = None,
+    expert_alignment: int | None = None,
+    quantize: str | None = None,
+    scale_format: str = "float32",
+    dequantize: bool = True,
+    on_overflow: str = "drop",
+    handle: Handle | None = None,
+    logical_to_physical: Any = None,
+    rank_mask: Any = None,
+    stats: bool = False,
+    wait_times: bool = False,
+    reduction: str = "ordered",
+    implementation: str | None = None,
+) -> Dispatched:
+    """Sends each token to the ranks that hold its experts, once to each rank.
+
+    Runs inside `jax.shard_map` (or `jax.vmap` over a named axis). Expert e lives on rank
+    e // (num_experts / ranks), its local id is e % (num_experts / ranks). Every rank passes the same shapes; a
+    rank with fewer tokens marks the rest with -1. docs/moe.md has the meaning of every row.
+
+    Args:
+      x: [T, ...] the tokens of this rank, of any dtype; [T, hidden] with `quantize`.
+      topk_idx: integer [T, K] expert of each choice, in 0..num_experts-1 and distinct in a token, or -1 for no
+        expert. None with `handle`.
+      topk_weights: floating [T, K] or None: travels with the tokens.
+      num_experts: experts over all ranks, a multiple of the number of ranks. With `logical_to_physical` the
+        number of physical ones.
+      axis_name: a mesh axis, or a tuple of mesh axes (major first); all of its ranks take part.
+      capacity: rows of the result. Default: the worst case, which never drops: T * ranks in rank-major layout,
+        T * ranks * min(K, local experts) + local experts * (expert_alignment - 1) in expert-major layout.
+      mode: "throughput" (default): choices travel first, then as many rows as there are. "low_latency": fixed
+        slots of T rows for each pair of ranks travel beside the choices: one step instead of two and T * ranks
+        rows sent by each rank. The results are equal.
+      layout: "rank_major" (default): one row for each token and rank, by source rank, then token.
+        "expert_major": one row for each choice, by local expert, then source rank, then token.
+      expert_alignment: in expert-major layout every expert's group begins at a multiple of it (default 1).
+      quantize: None, or "fp8": tokens travel as float8_e4m3fn with an f32 scale for each 128 channels.
+        Gradients pass as if they had not been rounded, and are not rounded themselves.
+      scale_format: "float32", or "power_of_two" for scales rounded up to powers of two.
+      dequantize: False gives the 8-bit tokens and their `scales` as they arrived; no gradient then.
+      on_overflow: what happens to choices beyond the capacity. "drop": those last in the order of token index,
+        then source rank, are dropped; `demand` tells. "error": every rank fails with an error that names the
+        capacity needed.
+      handle: of an earlier dispatch, to use its routing again; options are the handle's.
+      logical_to_physical: integer [logical experts, replicas] or [logical experts], -1 for no replica, an
+        array that may change from step to step: `topk_idx` then names logical experts. Replicas take turns
+        by token index plus rank.
+      rank_mask: bool [ranks], an array: ranks that are False neither send nor get rows. They still take part.
+      stats: return `Stats`.
+      wait_times: not available: only a native implementation can measure them.
+      reduction: how gradients of `x` are added, see `combine`.
+      implementation: "ragged" (default; CPU), "reference" (plain jax.lax, any backend).
+
+    Returns:
+      `Dispatched`. Gradients reach `x` and `topk_weights`.
+
+    Raises:
+      UcclValueError: shapes, dtypes or options do not fit. Choices that are no expert count as -1.
+      UnsupportedError: an option that this implementation lacks.
+      NameError: `axis_name` is not bound.
+
+    Cost: two steps, or one in low-latency mode. Each rank gets (ranks - 1) * T * K * 8 bytes of choices and
+      one row for each token and remote rank that holds one of its experts. `jax.vmap` with one routing runs one
+      operation, with a batch of routings one for each.
+
+    Source: DeepEP's dispatch; UCCL-EP, arXiv 2512.19849.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from jax.sharding import Mesh, PartitionSpec as P
+      >>> from jax_uccl import moe
+      >>> mesh = Mesh(np.array(jax.devices()[:2]), ("expert",))
+      >>> def layer(x, idx, w):
+      ...     d = moe.dispatch(x, idx, w, num_experts=4, axis_name="expert")
+      ...     y = d.tokens * d.weights.sum(-1, keepdims=True)  # experts that change nothing
+      ...     return moe.combine(y, d.handle)
+      >>> f = jax.jit(jax.shard_map(layer, mesh=mesh, in_specs=P("expert"), out_specs=P("expert")))
+      >>> x, idx = np.ones((4, 3), np.float32), np.array([[0, 3], [1, 2], [2, 3], [0, -1]])
+      >>> f(x, idx, np.full((4, 2), 0.5, np.float32))[:, 0].tolist()
+      [1.0, 1.0, 1.0, 0.5]
+    """
+    x, result, how = _prepare(**locals())
+    spec = result.handle.spec
+    move = registry.find(spec.implementation).dispatch
+    if how is None:
+        tokens = move(x, result.handle, reduction=reduction)
+        return _with(result, tokens=tokens)
+    if how.dequantize:
+        return _with(result, tokens=_rounded(x, result.handle, how, reduction))
+    rows = move(fp8.to_wire(*_quantize(x, how)), result.handle)
+    tokens, scales = fp8.from_wire(rows, x.shape[1])
+    return _with(result, tokens=tokens, scales=scales)
+
+
+def dispatch_start(
+    x: Any, topk_idx: Any = None, topk_weights: Any = None, **options: Any
+) -> PendingDispatch:
+    """The first half of `dispatch`, with the same arguments: everything up to the arrival of rows.
+
+    What does not need the tokens may stand between the halves, and XLA runs it while rows travel.
+    `dispatch_done(dispatch_start(...))` has the values of `dispatch(...)`. Its gradient of `x` first adds the
+    choices of one rank there and rounds, which in expert-major layout may differ in the last bits.
+
+    Args:
+      x: as for `dispatch`.
+      topk_idx: as for `dispatch`.
+      topk_weights: as for `dispatch`.
+      **options: the keyword arguments of `dispatch`.
+
+    Returns:
+      `PendingDispatch`, a pytree.
+
+    Raises:
+      As for `dispatch`; UnsupportedError for `quantize` with `dequantize=True` (dequantize at the end).
+    """
+    unknown = sorted(set(options) - set(_OPTIONS))
+    if unknown:
+        raise TypeError(f"moe.dispatch_start got unknown options {unknown}")
+    given = dict(_OPTIONS) | options
+    x, result, how = _prepare(x=x, topk_idx=topk_idx, topk_weights=topk_weights, **given)
+    routing.refuse(
+        how is not None and how.dequantize and "dequantize" in options,
+        "dispatch_start leaves tokens as they travel; with quantize, leave dequantize out and call "
+        "moe.dequantize on the result",
+    )
+    wire = x if how is None else fp8.to_wire(*_quantize(x, how))
+    rows = registry.find(result.handle.spec.implementation).dispatch_start(wire, result.handle)
+    return PendingDispatch(
+        rows=rows, result=result, hidden=x.shape[1:], dtype=x.dtype, quantize=how
+    )
+
+
+def dispatch_done(pending: PendingDispatch) -> Dispatched:
+    """The second half of `dispatch`: arranges what `dispatch_start` brought.
+
+    Args:
+      pending: of `dispatch_start`.
+
+    Returns:
+      `Dispatched`, as `dispatch` returns it.
+
+    Raises:
+      UcclValueError: `pending` is not what `dispatch_start` returned.
+    """
+    if not isinstance(pending, PendingDispatch):
+        raise UcclValueError(
+            f"moe.dispatch_done takes the result of dispatch_start, got {type(pending)}"
+        )
+    handle = pending.result.handle
+    rows = registry.find(handle.spec.implementation).dispatch_done(pending.rows, handle, False)
+    if pending.quantize is None:
+        return _with(pending.result, tokens=rows)
+    tokens, scales = fp8.from_wire(rows, pending.hidden[0])
+    return _with(pending.result, tokens=tokens, scales=scales)
+
+
+_OPTIONS = {k: v for k, v in (dispatch.__kwdefaults__ or {}).items()}
+
+
+def _with(result: Dispatched, **fields: Any) -> Dispatched:
+    values = {f: getattr(result, f) for f in Dispatched.__dataclass_fields__}
+    return Dispatched(**(values | fields))
+
+
+def _prepare(
+    *,
+    x: Any,
+    topk_idx: Any,
+    topk_weights: Any,
+    num_experts: Any,
+    axis_name: Any,
+    capacity: Any,
+    mode: Any,
+    layout: Any,
+    expert_alignment: Any,
+    quantize: Any,
+    scale_format: str,
+    dequantize: bool,
+    on_overflow: str,
+    handle: Any,
+    logical_to_physical: Any,
+    rank_mask: Any,
+    stats: bool,
+    wait_times: bool,
+    reduction: str,
+    implementation: Any,
+) -> tuple[Any, Dispatched, _Quantize | None]:
+    """Checks arguments and does all but move tokens."""
+    x = jnp.asarray(x)
+    if x.ndim == 0:
+        raise UcclValueError("moe.dispatch: x must be [tokens, ...], got a scalar")
+    how = _check_quantize(x, quantize, scale_format, dequantize)
+    if on_overflow not in ("drop", "error"):
+        raise UcclValueError(f"moe.dispatch: on_overflow={on_overflow!r} is not 'drop' or 'error'")
+    check_reduction(reduction, "dispatch")
+    routing.refuse(
+        wait_times,
+        "wait_times need the native implementation, which sees when each source's rows arrive; "
+        "stats=True gives the load",
+    )
+    if handle is not None:
+        given = dict(
+            num_experts=num_experts,
+            axis_name=None if axis_name is None else axes.as_names(axis_name),
+            capacity=capacity,
+            mode=mode,
+            layout=layout,
+            expert_alignment=expert_alignment,
+            implementation=implementation,
+        )
+        routing.check_handle(handle, x, given)
+        if (
+            topk_idx is not None
+            or logical_to_physical is not None
+            or rank_mask is not None
+            or stats
+        ):
+            raise UcclValueError(
+                "moe.dispatch: the handle is a routing; topk_idx, logical_to_physical, rank_mask and "
+                "stats belong to the dispatch that made it"
+            )
+        weights = _check_weights(topk_weights, (handle.spec.tokens, handle.spec.top_k))
+        gather = registry.find(handle.spec.implementation).gather
+        everybody = None if weights is None else gather(weights, handle.spec.axis_name)
+        return x, _result(handle, everybody), how
+
+    if topk_idx is None or axis_name is None:
+        raise UcclValueError("moe.dispatch: needs topk_idx and axis_name, or a handle")
+    names = axes.as_names(axis_name)
+    axes.check_bound(names, "moe.dispatch")
+    idx = routing.check_choices(topk_idx, "dispatch")
+    if idx.shape[0] != x.shape[0]:
+        raise UcclValueError(
+            f"moe.dispatch: x has {x.shape[0]} tokens, topk_idx is for {idx.shape[0]}"
+        )
+    weights = _check_weights(topk_weights, idx.shape)
+    spec = routing.make_spec(
+        names=names,
+        num_experts=routing.check_experts(num_experts, names, "dispatch"),
+        tokens=x.shape[0],
+        top_k=idx.shape[1],
+        layout=layout or "rank_major",
+        capacity=capacity,
+        expert_alignment=1 if expert_alignment is None else int(expert_alignment),
+        mode=mode or "throughput",
+        implementation=implementation or registry.DEFAULT,
+    )
+    chosen = registry.find(spec.implementation)
+    routing.refuse(
+        on_overflow == "error" and not chosen.run_time_errors,
+        f"implementation={spec.implementation!r} has no run-time errors; use on_overflow='drop' and "
+        "look at .demand",
+    )
+    me = lax.axis_index(names)
+    idx = routing.to_physical(idx, logical_to_physical, me)
+    idx_all, weights_all = routing.gather_choices(idx, weights, names, spec.implementation)
+    idx_all = jnp.where((idx_all < 0) | (idx_all >= spec.num_experts), -1, idx_all)
+    idx_all = routing.apply_rank_mask(idx_all, rank_mask, spec)
+    demand = plan.demand(idx_all, spec)
+    served = plan.drop(idx_all, spec)
+    made = plan.make_handle(served, me, demand[me], spec)
+    result = _result(made, weights_all)
+    if stats:
+        result = _with(result, stats=routing.make_stats(idx_all, served, me, spec))
+    return x, result, how
+
+
+def _result(handle: Handle, weights_all: Any) -> Dispatched:
+    """All of the result but tokens."""
+    spec = handle.spec
+    counts, group_sizes = plan.expert_counts(handle.recv_experts, spec)
+    experts, weights = handle.recv_experts, None
+    if weights_all is not None:
+        flat = weights_all.reshape(spec.ranks * spec.tokens, spec.top_k)
+        weights = plan.take_rows(flat, handle.recv_sources)
+        weights = jnp.where(experts >= 0, weights, jnp.zeros((), weights.dtype))
+    if spec.expert_major:
+        experts = plan.take_rows(experts.reshape(-1), handle.row_choices, -1)
+        if weights is not None:
+            weights = plan.take_rows(weights.reshape(-1), handle.row_choices)
+        num_rows = counts.sum(dtype=np.int32)
+    else:
+        num_rows = handle.recv_counts.sum(dtype=np.int32)
+    return Dispatched(
+        tokens=None,
+        experts=experts,
+        weights=weights,
+        counts=counts,
+        group_sizes=group_sizes,
+        num_rows=num_rows,
+        demand=handle.demand,
+        scales=None,
+        stats=None,
+        handle=handle,
+    )
+
+
+def check_reduction(reduction: str, api: str) -> None:
+    """Raises for an unknown order of additions."""
+    if reduction not in ("ordered", "per_rank"):
+        raise UcclValueError(f"moe.{api}: reduction={reduction!r} is not 'ordered' or 'per_rank'")
+
+
+def _check_weights(weights: Any, shape: tuple[int, ...]) -> Any:
+    if weights is None:
+        return None
+    weights = jnp.asarray(weights)
+    if weights.shape != shape or not jnp.issubdtype(weights.dtype, np.floating):
+        raise UcclValueError(
+            f"moe.dispatch: topk_weights must be floats {list(shape)}, got {weights.dtype}"
+            f"{list(weights.shape)}"
+        )
+    return weights
+
+
+def _check_quantize(x: Any, quantize: Any, scale_format: str, dequantize: bool) -> Any:
+    if quantize is None:
+        return None
+    if quantize != "fp8":
+        raise UcclValueError(f"moe.dispatch: quantize={quantize!r} is not None or 'fp8'")
+    if scale_format not in _SCALE_FORMATS:
+        raise UcclValueError(
+            f"moe.dispatch: scale_format={scale_format!r} is not one of {_SCALE_FORMATS}"
+        )
+    if x.ndim != 2 or not jnp.issubdtype(x.dtype, np.floating):
+        raise UcclValueError(
+            f"moe.dispatch: quantize='fp8' takes floats [tokens, hidden], got {x.dtype}{list(x.shape)}"
+        )
+    return _Quantize(scale_format == "power_of_two", dequantize)
+
+
+def _quantize(x: Any, how: _Quantize) -> tuple[Any, Any]:
+    return fp8.quantize(x, power_of_two_scales=how.power_of_two)
+
+
+def _rounded(x: Any, handle: Handle, how: _Quantize, reduction: str) -> Any:
+    """Tokens that travelled as 8-bit floats, in the dtype of `x`."""
+    move = registry.find(handle.spec.implementation).dispatch
+    rows = move(fp8.to_wire(*_quantize(x, how)), handle)
+    values = fp8.dequantize(*fp8.from_wire(rows, x.shape[1]), x.dtype)
+    return _unrounded_derivative(x, values, handle, reduction)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _unrounded_derivative(x: Any, values: Any, handle: Handle, reduction: str) -> Any:
+    """`values`, with the derivative of a dispatch of `x`."""
+    del x, handle, reduction
+    return values
+
+
+@_unrounded_derivative.defjvp
+def _unrounded_jvp(reduction: str, primals: Any, tangents: Any) -> Any:
+    _, values, handle = primals
+    move = registry.find(handle.spec.implementation).dispatch
+    return values, move(tangents[0], handle, reduction=reduction)

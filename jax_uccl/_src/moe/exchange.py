@@ -1,0 +1,122 @@
+"""The halves of dispatch and combine over this library's collectives: what leaves, and what is made of it.
+
+    dispatch: pack copies by target rank | ragged_all_to_all (or padded all_to_all) | arrange by expert
+    combine:  pack rows by owner, or sum those of one copy | ragged_all_to_all | sum in top-k order
+
+The sizes of all slices are in the handle, so a combine needs one step and a dispatch one more, in which the
+choices travel. In low-latency mode a dispatch sends fixed slots, `tokens` rows to each rank, which need no
+sizes: they leave beside the choices, and the receiver picks the rows afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_uccl._src.collectives.all_to_all import all_to_all
+from jax_uccl._src.collectives.ragged_all_to_all import ragged_p
+from jax_uccl._src.collectives.vary import vary
+from jax_uccl._src.moe import rows as rows_of
+from jax_uccl._src.moe.handle import Handle
+from jax_uccl._src.moe.plan import exclusive, invert, owners
+from jax_uccl._src.ordering import is_strict
+
+
+def _exchange(
+    buffer: Any, size: int, starts: Any, sends: Any, lands: Any, gets: Any, names: Any
+) -> Any:
+    """Slices of rows to all ranks; [size, ...], zeros where nothing lands."""
+    output = jnp.zeros((size, *buffer.shape[1:]), buffer.dtype)
+    arrays = [vary(a, names) for a in (buffer, output, starts, sends, lands, gets)]
+    return ragged_p.bind(*arrays, axis_name=names, axis_index_groups=None, ordered=is_strict())
+
+
+def dispatch_start(x: Any, handle: Handle) -> Any:
+    """[T, ...] to rows as they arrive: the copies, or the slots of all ranks in low-latency mode."""
+    spec = handle.spec
+    if spec.mode == "low_latency":
+        place = _slots(handle)
+        index = invert(place, place >= 0, spec.ranks * spec.tokens)
+        index = jnp.where(index >= 0, index // spec.top_k, -1)
+        packed = rows_of.take(x, index, place)
+        return all_to_all(packed, spec.axis_name, 0, 0, tiled=True)
+    packed = rows_of.take(x, handle.send_tokens, handle.send_rows)
+    return _exchange(
+        packed,
+        spec.copy_rows,
+        handle.send_offsets,
+        handle.send_counts,
+        handle.recv_offsets,
+        handle.recv_counts,
+        spec.axis_name,
+    )
+
+
+def _slots(handle: Handle) -> Any:
+    """[T, K] slot of the padded send buffer that serves each choice, -1 for repeated ranks."""
+    spec = handle.spec
+    target = jnp.maximum(owners(handle.topk_idx, spec), 0)
+    place = handle.send_rows - handle.send_offsets[target] + target * spec.tokens
+    return jnp.where(handle.send_rows >= 0, place, -1)
+
+
+def dispatch_done(rows: Any, handle: Handle, copies: bool) -> Any:
+    """Rows as they arrive to the result; `copies` stops at one row for each copy."""
+    spec = handle.spec
+    if spec.mode == "low_latency":
+        source = jnp.maximum(handle.recv_sources, 0) // max(spec.tokens, 1)
+        copy = jnp.arange(spec.copy_rows, dtype=np.int32)
+        slot = copy - handle.recv_offsets[source] + source * spec.tokens
+        index = jnp.where(handle.recv_sources >= 0, slot, -1)
+        table = rows_of.inverse_of_singles(index, spec.ranks * spec.tokens)
+        rows = rows_of.take(rows, index, table)
+    return rows if copies or not spec.expert_major else spread(rows, handle)
+
+
+def spread(copies: Any, handle: Handle) -> Any:
+    """Copies to expert-major rows."""
+    index = jnp.where(handle.row_choices >= 0, handle.row_choices // handle.spec.top_k, -1)
+    return rows_of.take(copies, index, handle.choice_rows)
+
+
+def gather_choices(y: Any, handle: Handle) -> Any:
+    """Expert-major rows to copies: the sum of each, in top-k order."""
+    index = jnp.where(handle.row_choices >= 0, handle.row_choices // handle.spec.top_k, -1)
+    return rows_of.fold(y, index, handle.choice_rows, y.dtype)
+
+
+def combine_start(y: Any, handle: Handle, per_choice: bool) -> Any:
+    """Expert-major rows (`per_choice`) or copies to rows as they come back to the owners."""
+    spec = handle.spec
+    if not per_choice:
+        return _exchange(
+            y,
+            spec.send_rows,
+            handle.recv_offsets,
+            handle.recv_counts,
+            handle.send_offsets,
+            handle.send_counts,
+            spec.axis_name,
+        )
+    table = rows_of.inverse_of_singles(handle.return_sources, spec.capacity)
+    return _exchange(
+        rows_of.take(y, handle.return_sources, table),
+        spec.tokens * spec.top_k,
+        exclusive(handle.return_counts),
+        handle.return_counts,
+        exclusive(handle.answer_counts),
+        handle.answer_counts,
+        spec.axis_name,
+    )
+
+
+def combine_done(rows: Any, handle: Handle, per_choice: bool, dtype: Any) -> Any:
+    """Rows as they come back to [T, ...], of `dtype`."""
+    if not per_choice:
+        return rows_of.fold(rows, handle.send_tokens, handle.send_rows, dtype)
+    table = handle.answer_rows
+    index = invert(table, table >= 0, handle.spec.tokens * handle.spec.top_k)
+    index = jnp.where(index >= 0, index // handle.spec.top_k, -1)
+    return rows_of.fold(rows, index, table, dtype)

@@ -1,0 +1,104 @@
+"""Two local, linear operations on rows that are each other's transpose: take, and the ordered fold.
+
+    take_p: [T, ...] -> [N, ...]    row n is x[index[n]], zeros where the index is -1
+    fold_p: [N, ...] -> [T, ...]    row t is the sum over j of y[table[t, j]], in the order of j, in f32
+
+`table[t]` lists the n with `index[n] == t`, so that either can run the other's derivative. JAX would make a
+scatter-add of the first, in the dtype of the rows and in no particular order.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_uccl._src import jax_compat as compat
+from jax_uccl._src.collectives import define
+from jax_uccl._src.collectives.vary import vary
+from jax_uccl._src.moe.plan import fold_rows, invert, take_rows
+
+
+def take(x: Any, index: Any, table: Any) -> Any:
+    """Rows of `x` by `index` [N]; `table` [T, J] says for each row of `x` where it goes."""
+    return take_p.bind(*_alike(x, index, table), dtype=x.dtype)
+
+
+def fold(y: Any, index: Any, table: Any, dtype: Any) -> Any:
+    """For each row of `table` [T, J] the ordered sum of those rows of `y`; `index` [N] is the inverse."""
+    return fold_p.bind(*_alike(y, index, table), dtype=np.dtype(dtype))
+
+
+def _alike(*arrays: Any) -> list[Any]:
+    """The arrays with one type of varying axes, which a primitive needs where types are checked."""
+    arrays = tuple(jnp.asarray(a) for a in arrays)
+    if not compat.check_vma():
+        return list(arrays)
+    names = frozenset().union(*(compat.varying_axes(jax.typeof(a)) for a in arrays))
+    return [vary(a, tuple(names)) for a in arrays]
+
+
+take_p = compat.Primitive("uccl_moe_take")
+fold_p = compat.Primitive("uccl_moe_fold")
+
+
+def _take(x: Any, index: Any, table: Any, *, dtype: Any) -> Any:
+    del table, dtype
+    return take_rows(x, index)
+
+
+def _fold(y: Any, index: Any, table: Any, *, dtype: Any) -> Any:
+    del index
+    return fold_rows(y, table, dtype)
+
+
+def _abstract_eval(x: Any, index: Any, table: Any, *, size_from: str, dtype: Any) -> Any:
+    rows = index.shape[0] if size_from == "index" else table.shape[0]
+    return x.update(shape=(rows, *x.shape[1:]), dtype=dtype, weak_type=False)
+
+
+def _batch(primitive: Any, axis_data: Any, values: Any, dims: Any, *, dtype: Any) -> Any:
+    n = axis_data.size
+    if dims[1] is None and dims[2] is None:  # the batch becomes a part of each row
+        x = jnp.moveaxis(define.to_front(values[0], dims[0], n), 0, 1)
+        return primitive.bind(x, *values[1:], dtype=dtype), 1
+    rows = [define.to_front(v, d, n) for v, d in zip(values, dims, strict=True)]
+    return jnp.stack([primitive.bind(*(r[b] for r in rows), dtype=dtype) for b in range(n)]), 0
+
+
+def _jvp(primitive: Any, primals: Any, tangents: Any, *, dtype: Any) -> Any:
+    out = primitive.bind(*primals, dtype=dtype)
+    d = tangents[0]
+    if type(d) is compat.ad.Zero:
+        return out, compat.ad.Zero(jax.typeof(out).to_tangent_aval())
+    return out, primitive.bind(*_alike(d, *primals[1:]), dtype=dtype)
+
+
+def _transpose(other: Any, ct: Any, x: Any, index: Any, table: Any, *, dtype: Any) -> Any:
+    if type(ct) is compat.ad.Zero:
+        return [compat.ad.Zero(x.aval), None, None]
+    ct = ct.astype(x.aval.dtype)
+    return [other.bind(*_alike(ct, index, table), dtype=ct.dtype), None, None]
+
+
+def _register(primitive: Any, other: Any, function: Any, size_from: str) -> None:
+    primitive.def_impl(jax.jit(function, static_argnames=("dtype",)))
+    primitive.def_abstract_eval(partial(_abstract_eval, size_from=size_from))
+    compat.mlir.register_lowering(
+        primitive, compat.mlir.lower_fun(function, multiple_results=False)
+    )
+    compat.define_batching(primitive, partial(_batch, primitive))
+    compat.ad.primitive_jvps[primitive] = partial(_jvp, primitive)
+    compat.ad.primitive_transposes[primitive] = partial(_transpose, other)
+
+
+_register(take_p, fold_p, _take, "index")
+_register(fold_p, take_p, _fold, "table")
+
+
+def inverse_of_singles(index: Any, size: int) -> Any:
+    """The table [size, 1] for an `index` in which each row occurs once at most."""
+    return invert(index, index >= 0, size)[:, None]
