@@ -10,6 +10,8 @@ needs its part of Flax. What is here needs JAX only:
 from jax_uccl._src.flax.balance import Balance as Balance
 from jax_uccl._src.flax.balance import balance as balance
 from jax_uccl._src.flax.balance import updated_bias as updated_bias
+from jax_uccl._src.flax.moe_core import MoEDescription as MoEDescription
+from jax_uccl._src.flax.moe_core import MoEReport as MoEReport
 from jax_uccl._src.flax.router import Router as Router
 from jax_uccl._src.flax.router import Routing as Routing
 from jax_uccl._src.flax.router import deepseek_v3 as deepseek_v3
