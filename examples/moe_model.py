@@ -114,11 +114,15 @@ class Block(nnx.Module):
         )
 
     def __call__(
-        self, x: jax.Array, cache: Cache | None, start: jax.Array | int
+        self,
+        x: jax.Array,
+        cache: Cache | None,
+        start: jax.Array | int,
+        valid: jax.Array | None,
     ) -> tuple[jax.Array, Cache | None, MoEReport]:
         attended, cache = self.attention(self.attention_norm(x), cache, start)
         x = x + attended
-        mixed, report = self.moe(self.moe_norm(x))
+        mixed, report = self.moe(self.moe_norm(x), valid=valid)
         return x + mixed, cache, report
 
 
@@ -136,7 +140,7 @@ class MoELanguageModel(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> tuple[jax.Array, MoEReport]:
         """Logits of all positions, and the mean of the layers' reports."""
-        logits, _, reports = self._run(tokens, [None] * len(self.blocks), 0)
+        logits, _, reports = self._run(tokens, [None] * len(self.blocks), 0, None)
         return logits, jax.tree.map(lambda *leaves: jnp.stack(leaves).mean(axis=0), *reports)
 
     def empty_cache(self, batch: int) -> list[Cache]:
@@ -146,17 +150,27 @@ class MoELanguageModel(nnx.Module):
         return [Cache(zeros, zeros) for _ in self.blocks]
 
     def extend(
-        self, tokens: jax.Array, caches: list[Cache], start: jax.Array | int
+        self,
+        tokens: jax.Array,
+        caches: list[Cache],
+        start: jax.Array | int,
+        *,
+        valid: jax.Array | None = None,
     ) -> tuple[jax.Array, list[Cache]]:
-        """Reads `tokens` `[batch, time]`, which begin at position `start`; logits of the last one."""
-        logits, caches, _ = self._run(tokens, caches, start)
+        """Reads `tokens` `[batch, time]`, which begin at position `start`; logits of the last one.
+
+        Tokens where `valid` is False visit no expert.
+        """
+        logits, caches, _ = self._run(tokens, caches, start, valid)
         return logits[:, -1], caches
 
-    def _run(self, tokens: jax.Array, caches: list, start: jax.Array | int) -> tuple:
+    def _run(
+        self, tokens: jax.Array, caches: list, start: jax.Array | int, valid: jax.Array | None
+    ) -> tuple:
         x = self.embed(tokens)
         after, reports = [], []
         for block, cache in zip(self.blocks, caches, strict=True):
-            x, cache, report = block(x, cache, start)
+            x, cache, report = block(x, cache, start, valid)
             after.append(cache)
             reports.append(report)
         return self.to_logits(self.norm(x)), after, reports

@@ -45,6 +45,7 @@ from jax.sharding import PartitionSpec as P
 from loss_curve import save_loss_curve
 from moe_model import ModelConfig, MoELanguageModel
 from progress import ProgressBar
+from weights import save_weights
 
 import jax_uccl
 
@@ -129,6 +130,10 @@ class Trainer:
     def evaluate(self, crops: text_data.TokenArray) -> float:
         """Mean loss over the given crops."""
         return float(np.asarray(self._eval_step(self._params, self._shard(crops, P(AXIS))))[0])
+
+    def save(self, path: str, *, write: bool) -> None:
+        """Gathers the parameters on all processes, and writes them where `write` is true."""
+        save_weights(path, self._params, write=write)
 
     def _compile(
         self,
@@ -254,6 +259,8 @@ def main() -> None:
     history["peers"] = collectives.stats()["peers"] if args.collectives == "uccl" else {}
     for line in _summary(history):
         say(line)
+    if args.save:
+        trainer.save(args.save, write=is_first)
     if is_first:
         if args.json:
             pathlib.Path(args.json).write_text(json.dumps(history, indent=1) + "\n")
@@ -376,6 +383,7 @@ def _parse_args() -> argparse.Namespace:
     add("--eval-every", type=int, default=50)
     add("--held-out-batch", type=int, default=64, help="held-out sequences per evaluation")
     add("--json", help="file for the losses of every step")
+    add("--save", help="file for the trained parameters, for serve_moe.py --weights")
     add("--out", default="train_moe_out", help="folder for the loss curve; empty for none")
     args = parser.parse_args()
     if args.steps < 1 or args.eval_every < 1:
