@@ -21,10 +21,11 @@ ARROWS: dict[str, set[str]] = {
     "csrc/nic": {"csrc/base"},
     "csrc/engine": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic"},
     "csrc/collectives": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine"},
+    "csrc/moe": {"csrc/base"},
     "csrc/sim": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine"},
     "xla_ffi": {
         "csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine", "csrc/collectives",
-        "csrc/sim",
+        "csrc/moe", "csrc/sim",
     },
     "tests/fuzz": {
         "csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine", "csrc/collectives",

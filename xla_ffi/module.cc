@@ -25,6 +25,7 @@
 #include "csrc/base/status.h"
 #include "csrc/collectives/runtime.h"
 #include "xla_ffi/handlers.h"
+#include "xla_ffi/local_handlers.h"
 #include "xla_ffi/sim_bindings.h"
 
 namespace nb = nanobind;
@@ -61,6 +62,14 @@ nb::dict Registrations() {
     stages["execute"] = capsule(&UcclCollectiveExecute);
     all[nb::str(("jax_uccl_" + std::string(coll::OpKindName(kind))).c_str())] = stages;
   }
+  const auto local = [&](const char* target, auto* fn) {
+    nb::dict stages;
+    stages["execute"] = capsule(fn);
+    all[target] = stages;
+  };
+  local("jax_uccl_require", &UcclRequire);
+  local("jax_uccl_take_rows", &UcclTakeRows);
+  local("jax_uccl_fold_rows", &UcclFoldRows);
   return all;
 }
 

@@ -181,6 +181,30 @@ def emit_collective(
     return list(outputs[: len(result_types)])
 
 
+def local_call(
+    ctx: Any,
+    kind: str,
+    operands: Sequence[Any],
+    attributes: dict[str, Any] | None = None,
+    aliases: dict[int, int] | None = None,
+) -> list[Any]:
+    """Emits a custom call that works on this rank's data alone; results as the primitive's own."""
+    results = [
+        tensor_type(aval.shape, compat.mlir.dtype_to_ir_type(aval.dtype)) for aval in ctx.avals_out
+    ]
+    outputs = compat.custom_call(
+        ffi_targets.target(kind),
+        result_types=results,
+        operands=list(operands),
+        attributes=attributes or {},
+        operand_layouts=[compat.row_major(len(v.type.shape)) for v in operands],
+        result_layouts=[compat.row_major(len(aval.shape)) for aval in ctx.avals_out],
+        has_side_effect=False,
+        aliases=aliases or {},
+    )
+    return list(outputs)
+
+
 def pass_through(ctx: Any, operand: Any, ordered: bool) -> list[Any]:
     """The lowering of an operation that has nothing to communicate."""
     if ordered:
@@ -256,6 +280,11 @@ def from_bytes(value: Any, dtype: Any, element_type: Any) -> Any:
         return hlo.convert(result, value)
     bits = ir.IntegerType.get_unsigned(_bits(dtype))
     return hlo.bitcast_convert(result, hlo.convert(ir.RankedTensorType.get(shape, bits), value))
+
+
+def is_packed(dtype: Any) -> bool:
+    """Whether XLA may keep several elements of this dtype in a byte."""
+    return _bits(dtype) < 8
 
 
 def _bits(dtype: Any) -> int:

@@ -25,6 +25,14 @@ def vary(x: Any, names: Sequence[Any]) -> Any:
     return cast_to_varying(x, names, ordered=is_strict())
 
 
+def vary_alike(arrays: Sequence[Any], names: Sequence[Any] = ()) -> list[Any]:
+    """The arrays with one type of varying axes, all of theirs and `names`, as a primitive wants them."""
+    if not compat.check_vma():
+        return list(arrays)
+    every = set(names).union(*(compat.varying_axes(jax.typeof(a)) for a in arrays))
+    return [vary(a, tuple(every)) for a in arrays]
+
+
 def cast_to_varying(x: Any, names: Sequence[Any], *, ordered: bool) -> Any:
     """The cast itself, for rules; `ordered` says how the sum of the transpose runs."""
     manual, varying = compat.manual_axes(), compat.varying_axes(jax.typeof(x))

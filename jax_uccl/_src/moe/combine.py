@@ -140,12 +140,18 @@ def _check(y: Any, handle: Any, bias: Any, reduction: str) -> tuple[Any, tuple[A
     biases = tuple(jnp.asarray(b) for b in biases)
     want = (handle.spec.tokens, *y.shape[1:])
     for b in biases:
-        if not jnp.issubdtype(b.dtype, np.floating) or np.broadcast_shapes(b.shape, want) != want:
+        if not jnp.issubdtype(b.dtype, np.floating) or not _fits(b.shape, want):
             raise UcclValueError(
                 f"moe.combine: bias must be floats that broadcast to {list(want)}, got {b.dtype}"
                 f"{list(b.shape)}"
             )
     return y, biases
+
+
+def _fits(shape: tuple[int, ...], want: tuple[int, ...]) -> bool:
+    """Whether an array of `shape` broadcasts to `want`."""
+    aligned = zip(shape[::-1], want[::-1], strict=False)
+    return len(shape) <= len(want) and all(a in (1, b) for a, b in aligned)
 
 
 def _add(out: Any, biases: tuple[Any, ...], handle: Handle) -> Any:

@@ -15,6 +15,7 @@ from jax_uccl._src.errors import UcclValueError
 from jax_uccl._src.moe import plan, registry, routing
 from jax_uccl._src.moe import quantize as fp8
 from jax_uccl._src.moe.handle import Dispatched, Handle, PendingDispatch
+from jax_uccl._src.moe.require import require
 
 _SCALE_FORMATS = ("float32", "power_of_two")
 
@@ -92,7 +93,10 @@ def dispatch(
       `Dispatched`. Gradients reach `x` and `topk_weights`.
 
     Raises:
-      UcclValueError: shapes, dtypes or options do not fit. Choices that are no expert count as -1.
+      UcclValueError: shapes, dtypes or options do not fit. At run time, on every rank alike: a choice that is
+        neither -1 nor an expert, or with on_overflow="error" a capacity that does not hold.
+        implementation="reference" has no run-time errors: it takes such a choice as -1, and refuses
+        on_overflow="error".
       UnsupportedError: an option that this implementation lacks.
       NameError: `axis_name` is not bound.
 
@@ -290,12 +294,30 @@ def _prepare(
     )
     me = lax.axis_index(names)
     idx = routing.to_physical(idx, logical_to_physical, me)
+    idx = routing.apply_rank_mask(idx, rank_mask, me, spec)
     idx_all, weights_all = routing.gather_choices(idx, weights, names, spec.implementation)
-    idx_all = jnp.where((idx_all < 0) | (idx_all >= spec.num_experts), -1, idx_all)
-    idx_all = routing.apply_rank_mask(idx_all, rank_mask, spec)
+    if chosen.run_time_errors:
+        idx_all = require(
+            idx_all,
+            routing.outside(idx_all, spec.num_experts),
+            limit=0,
+            op="moe.dispatch",
+            text="rank {i} has {value} choices that are neither -1 nor an expert below "
+            f"{_experts_named(spec, logical_to_physical)}; use -1 for no expert",
+        )
+    idx, idx_all = routing.only_experts(idx, spec), routing.only_experts(idx_all, spec)
     demand = plan.demand(idx_all, spec)
+    if on_overflow == "error" and spec.capacity < spec.worst_case:
+        idx_all = require(
+            idx_all,
+            demand,
+            limit=spec.capacity,
+            op="moe.dispatch",
+            text=f"rank {{i}} needs capacity={{value}} for its rows, got capacity={spec.capacity}; "
+            f"{spec.worst_case} always holds",
+        )
     served = plan.drop(idx_all, spec)
-    made = plan.make_handle(served, me, demand[me], spec)
+    made = plan.make_handle(idx, served, me, demand[me], spec)
     result = _result(made, weights_all)
     if stats:
         result = _with(result, stats=routing.make_stats(idx_all, served, me, spec))
@@ -330,6 +352,11 @@ def _result(handle: Handle, weights_all: Any) -> Dispatched:
         stats=None,
         handle=handle,
     )
+
+
+def _experts_named(spec: Any, logical_to_physical: Any) -> int:
+    """How many experts `topk_idx` may name."""
+    return spec.num_experts if logical_to_physical is None else jnp.shape(logical_to_physical)[0]
 
 
 def check_reduction(reduction: str, api: str) -> None:

@@ -13,14 +13,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from jax_uccl._src.collectives.all_to_all import all_to_all
 from jax_uccl._src.collectives.ragged_all_to_all import ragged_p
 from jax_uccl._src.collectives.vary import vary
 from jax_uccl._src.moe import rows as rows_of
 from jax_uccl._src.moe.handle import Handle
-from jax_uccl._src.moe.plan import exclusive, invert, owners
+from jax_uccl._src.moe.plan import exclusive, invert
 from jax_uccl._src.ordering import is_strict
 
 
@@ -37,10 +36,9 @@ def dispatch_start(x: Any, handle: Handle) -> Any:
     """[T, ...] to rows as they arrive: the copies, or the slots of all ranks in low-latency mode."""
     spec = handle.spec
     if spec.mode == "low_latency":
-        place = _slots(handle)
-        index = invert(place, place >= 0, spec.ranks * spec.tokens)
+        index = invert(handle.slots, handle.slots >= 0, spec.ranks * spec.tokens)
         index = jnp.where(index >= 0, index // spec.top_k, -1)
-        packed = rows_of.take(x, index, place)
+        packed = rows_of.take(x, index, handle.slots)
         return all_to_all(packed, spec.axis_name, 0, 0, tiled=True)
     packed = rows_of.take(x, handle.send_tokens, handle.send_rows)
     return _exchange(
@@ -54,24 +52,12 @@ def dispatch_start(x: Any, handle: Handle) -> Any:
     )
 
 
-def _slots(handle: Handle) -> Any:
-    """[T, K] slot of the padded send buffer that serves each choice, -1 for repeated ranks."""
-    spec = handle.spec
-    target = jnp.maximum(owners(handle.topk_idx, spec), 0)
-    place = handle.send_rows - handle.send_offsets[target] + target * spec.tokens
-    return jnp.where(handle.send_rows >= 0, place, -1)
-
-
 def dispatch_done(rows: Any, handle: Handle, copies: bool) -> Any:
     """Rows as they arrive to the result; `copies` stops at one row for each copy."""
     spec = handle.spec
-    if spec.mode == "low_latency":
-        source = jnp.maximum(handle.recv_sources, 0) // max(spec.tokens, 1)
-        copy = jnp.arange(spec.copy_rows, dtype=np.int32)
-        slot = copy - handle.recv_offsets[source] + source * spec.tokens
-        index = jnp.where(handle.recv_sources >= 0, slot, -1)
-        table = rows_of.inverse_of_singles(index, spec.ranks * spec.tokens)
-        rows = rows_of.take(rows, index, table)
+    if spec.mode == "low_latency":  # a slot is a source rank and a token
+        table = rows_of.inverse_of_singles(handle.recv_sources, spec.ranks * spec.tokens)
+        rows = rows_of.take(rows, handle.recv_sources, table)
     return rows if copies or not spec.expert_major else spread(rows, handle)
 
 

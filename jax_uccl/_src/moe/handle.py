@@ -96,6 +96,7 @@ class Handle:
       recv_counts: [n] copies from each rank.
       send_tokens: [send_rows] the token in each row of the send buffer.
       send_rows: [T, K] the row of the send buffer that serves the choice; only for the first choice on a rank.
+      slots: [T, K] target rank * T + token for the first choice on a rank; None but in low-latency mode.
       recv_sources: [copy_rows] source rank * T + token of each copy.
       recv_experts: [copy_rows, K] local expert of each choice of the copy's token, -1 for those elsewhere.
       choice_rows: [copy_rows, K] the expert-major row of each choice.
@@ -116,6 +117,7 @@ class Handle:
     recv_counts: Any
     send_tokens: Any
     send_rows: Any
+    slots: Any
     recv_sources: Any
     recv_experts: Any
     choice_rows: Any

@@ -66,8 +66,8 @@ def invert(places: Any, valid: Any, size: int) -> Any:
     return start.at[places].set(index, mode="drop", unique_indices=True)
 
 
-def make_handle(idx_all: Any, me: Any, demand: Any, spec: Spec) -> Handle:
-    """The handle of rank `me` for the choices [n, T, K] of all ranks that are served."""
+def make_handle(idx: Any, idx_all: Any, me: Any, demand: Any, spec: Spec) -> Handle:
+    """The handle of rank `me` for its choices [T, K] and those [n, T, K] of all ranks that are served."""
     target = owners(idx_all, spec)
     ranks = jnp.arange(spec.ranks, dtype=np.int32)
     # [n, T, d]: whether a copy of the token goes to rank d.
@@ -83,9 +83,12 @@ def make_handle(idx_all: Any, me: Any, demand: Any, spec: Spec) -> Handle:
     send_tokens = invert(send_place.T, mine.T > 0, spec.send_rows)
     send_tokens = jnp.where(send_tokens >= 0, send_tokens % max(spec.tokens, 1), -1)
     place_of_choice = jnp.take_along_axis(send_place, jnp.maximum(my_target, 0), axis=1)
-    earlier = jnp.tril(jnp.ones((spec.top_k, spec.top_k), bool), -1)
-    repeated = ((my_target[:, :, None] == my_target[:, None, :]) & earlier).any(-1)
-    first = (my_target >= 0) & ~repeated
+    slots = None
+    if spec.mode == "low_latency":
+        # From this rank's choices alone, so that rows can leave before the others' choices are here.
+        wanted = owners(idx, spec)
+        token = jnp.arange(spec.tokens, dtype=np.int32)[:, None]
+        slots = jnp.where(_first_on_rank(wanted), wanted * spec.tokens + token, -1)
 
     comes = goes[:, :, me]  # [n, T]
     recv_place = exclusive(comes, axis=1) + recv_offsets[:, None]
@@ -100,13 +103,22 @@ def make_handle(idx_all: Any, me: Any, demand: Any, spec: Spec) -> Handle:
         recv_offsets=recv_offsets,
         recv_counts=recv_counts,
         send_tokens=send_tokens,
-        send_rows=jnp.where(first, place_of_choice, -1),
+        send_rows=jnp.where(_first_on_rank(my_target), place_of_choice, -1),
+        slots=slots,
         recv_sources=recv_sources,
         recv_experts=recv_experts,
         **_expert_rows(target, my_target, me, recv_experts, spec),
         demand=demand,
         spec=spec,
     )
+
+
+def _first_on_rank(target: Any) -> Any:
+    """bool [T, K]: whether the choice is its token's first one on that rank."""
+    k = target.shape[1]
+    earlier = jnp.tril(jnp.ones((k, k), bool), -1)
+    repeated = ((target[:, :, None] == target[:, None, :]) & earlier).any(-1)
+    return (target >= 0) & ~repeated
 
 
 def expert_counts(recv_experts: Any, spec: Spec) -> tuple[Any, Any]:

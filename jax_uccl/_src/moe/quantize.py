@@ -48,18 +48,17 @@ def quantize(x: Any, *, power_of_two_scales: bool = False) -> tuple[Any, Any]:
     padding = [(0, 0)] * (wide.ndim - 1) + [(0, blocks_of(hidden) * BLOCK - hidden)]
     parts = jnp.pad(wide, padding).reshape(*wide.shape[:-1], blocks_of(hidden), BLOCK)
     amax = jnp.maximum(jnp.abs(parts).max(-1), np.float32(SMALLEST_AMAX))
-    scales = amax / np.float32(LARGEST)
-    if power_of_two_scales:
-        scales = _next_power_of_two(scales)
+    # Not a division: XLA would replace one by a constant, and other compilers would not.
+    scales = _next_power_of_two(amax) if power_of_two_scales else amax * np.float32(1 / LARGEST)
     values = (parts / scales[..., None]).reshape(*wide.shape[:-1], -1)[..., :hidden]
     return jnp.clip(values, -LARGEST, LARGEST).astype(FP8), scales
 
 
-def _next_power_of_two(scales: Any) -> Any:
-    """Exact, by the bits: log2 may be off by one in the last place."""
-    bits = lax.bitcast_convert_type(scales, np.int32)
-    up = (bits & 0x7FFFFF) != 0
-    return lax.bitcast_convert_type(((bits >> 23) + up) << 23, np.float32)
+def _next_power_of_two(amax: Any) -> Any:
+    """The smallest power of two that is at least `amax / 448`; 448 is 1.75 * 2^8, so the bits tell."""
+    bits = lax.bitcast_convert_type(amax, np.int32)
+    more = (bits & 0x7FFFFF) > 0x600000
+    return lax.bitcast_convert_type(((bits >> 23) - 8 + more) << 23, np.float32)
 
 
 def dequantize(values: Any, scales: Any, dtype: Any = np.float32) -> Any:

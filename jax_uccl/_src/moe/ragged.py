@@ -17,7 +17,7 @@ import numpy as np
 
 from jax_uccl._src import jax_compat as compat
 from jax_uccl._src.collectives import define
-from jax_uccl._src.collectives.vary import vary
+from jax_uccl._src.collectives.vary import vary_alike
 from jax_uccl._src.moe import exchange
 from jax_uccl._src.moe.handle import Handle
 from jax_uccl._src.ordering import is_strict
@@ -49,9 +49,8 @@ def combine(
 def _bind(primitive: Any, x: Any, handle: Handle, copies: bool, reduction: str, dtype: Any) -> Any:
     names = handle.spec.axis_name
     leaves, tree = jax.tree.flatten(handle)
-    arrays = [vary(jnp.asarray(a), names) for a in (x, *leaves)]
     return primitive.bind(
-        *_same_axes(arrays),
+        *vary_alike([jnp.asarray(a) for a in (x, *leaves)], names),
         tree=tree,
         spec=handle.spec,
         copies=copies,
@@ -59,13 +58,6 @@ def _bind(primitive: Any, x: Any, handle: Handle, copies: bool, reduction: str, 
         dtype=dtype,
         ordered=is_strict(),
     )
-
-
-def _same_axes(arrays: list[Any]) -> list[Any]:
-    if not compat.check_vma():
-        return arrays
-    names = frozenset().union(*(compat.varying_axes(jax.typeof(a)) for a in arrays))
-    return [vary(a, tuple(names)) for a in arrays]
 
 
 def _dispatch(x: Any, *leaves: Any, tree: Any, copies: bool, **params: Any) -> Any:
@@ -125,7 +117,7 @@ def _jvp(primitive: Any, primals: Any, tangents: Any, **params: Any) -> Any:
     d = tangents[0]
     if type(d) is compat.ad.Zero:
         return out, compat.ad.Zero(jax.typeof(out).to_tangent_aval())
-    arrays = _same_axes([vary(d, params["spec"].axis_name), *primals[1:]])
+    arrays = vary_alike([d, *primals[1:]])
     return out, primitive.bind(*arrays, **params)
 
 
@@ -135,7 +127,7 @@ def _transpose(other: Any, ct: Any, x: Any, *leaves: Any, **params: Any) -> Any:
         return [compat.ad.Zero(x.aval), *nothing]
     # Rows travel in the dtype that they have in the other direction.
     ct = ct.astype(x.aval.dtype)
-    arrays = _same_axes([vary(ct, params["spec"].axis_name), *leaves])
+    arrays = vary_alike([ct, *leaves])
     return [other.bind(*arrays, **(params | dict(dtype=ct.dtype))), *nothing]
 
 

@@ -55,7 +55,7 @@ _RAGGED = Implementation(
     dispatch_done=exchange.dispatch_done,
     combine_start=exchange.combine_start,
     combine_done=exchange.combine_done,
-    run_time_errors=False,
+    run_time_errors=True,
 )
 
 # A string says what a named implementation lacks.

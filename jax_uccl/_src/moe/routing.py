@@ -107,10 +107,10 @@ def to_physical(idx: Any, logical_to_physical: Any, me: Any) -> Any:
     return jnp.where(idx == -1, -1, jnp.where(outside, np.iinfo(np.int32).max, found))
 
 
-def apply_rank_mask(idx_all: Any, rank_mask: Any, spec: Spec) -> Any:
-    """`idx_all` without choices of and for masked ranks."""
+def apply_rank_mask(idx: Any, rank_mask: Any, me: Any, spec: Spec) -> Any:
+    """[T, K] choices without those of and for masked ranks; what is no expert stays, to be reported."""
     if rank_mask is None:
-        return idx_all
+        return idx
     mask = jnp.asarray(rank_mask)
     if mask.shape != (spec.ranks,):
         raise UcclValueError(
@@ -118,9 +118,15 @@ def apply_rank_mask(idx_all: Any, rank_mask: Any, spec: Spec) -> Any:
             f"shape {mask.shape}"
         )
     mask = mask.astype(bool)
-    target = plan.owners(idx_all, spec)
-    served = (target >= 0) & mask[jnp.clip(target, 0, spec.ranks - 1)]
-    return jnp.where(served & mask[:, None, None], idx_all, -1)
+    target = plan.owners(idx, spec)
+    known = (target >= 0) & (target < spec.ranks)
+    masked = known & ~(mask[jnp.clip(target, 0, spec.ranks - 1)] & mask[me])
+    return jnp.where(masked, -1, idx)
+
+
+def only_experts(idx: Any, spec: Spec) -> Any:
+    """-1 for what is no expert."""
+    return jnp.where((idx < 0) | (idx >= spec.num_experts), -1, idx)
 
 
 def gather_choices(idx: Any, weights: Any, names: Any, implementation: str) -> Any:

@@ -4,7 +4,8 @@
     fold_p: [N, ...] -> [T, ...]    row t is the sum over j of y[table[t, j]], in the order of j, in f32
 
 `table[t]` lists the n with `index[n] == t`, so that either can run the other's derivative. JAX would make a
-scatter-add of the first, in the dtype of the rows and in no particular order.
+scatter-add of the first, in the dtype of the rows and in no particular order. On CPU both are native
+(csrc/moe/rows.h): XLA's loops over gathered rows are several times slower.
 """
 
 from __future__ import annotations
@@ -17,28 +18,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_uccl._src import jax_compat as compat
+from jax_uccl._src import lowering
 from jax_uccl._src.collectives import define
-from jax_uccl._src.collectives.vary import vary
+from jax_uccl._src.collectives.vary import vary_alike
 from jax_uccl._src.moe.plan import fold_rows, invert, take_rows
 
 
 def take(x: Any, index: Any, table: Any) -> Any:
     """Rows of `x` by `index` [N]; `table` [T, J] says for each row of `x` where it goes."""
-    return take_p.bind(*_alike(x, index, table), dtype=x.dtype)
+    return take_p.bind(*vary_alike([x, index, table]), dtype=x.dtype)
 
 
 def fold(y: Any, index: Any, table: Any, dtype: Any) -> Any:
     """For each row of `table` [T, J] the ordered sum of those rows of `y`; `index` [N] is the inverse."""
-    return fold_p.bind(*_alike(y, index, table), dtype=np.dtype(dtype))
-
-
-def _alike(*arrays: Any) -> list[Any]:
-    """The arrays with one type of varying axes, which a primitive needs where types are checked."""
-    arrays = tuple(jnp.asarray(a) for a in arrays)
-    if not compat.check_vma():
-        return list(arrays)
-    names = frozenset().union(*(compat.varying_axes(jax.typeof(a)) for a in arrays))
-    return [vary(a, tuple(names)) for a in arrays]
+    return fold_p.bind(*vary_alike([y, index, table]), dtype=np.dtype(dtype))
 
 
 take_p = compat.Primitive("uccl_moe_take")
@@ -74,29 +67,48 @@ def _jvp(primitive: Any, primals: Any, tangents: Any, *, dtype: Any) -> Any:
     d = tangents[0]
     if type(d) is compat.ad.Zero:
         return out, compat.ad.Zero(jax.typeof(out).to_tangent_aval())
-    return out, primitive.bind(*_alike(d, *primals[1:]), dtype=dtype)
+    return out, primitive.bind(*vary_alike([d, *primals[1:]]), dtype=dtype)
 
 
 def _transpose(other: Any, ct: Any, x: Any, index: Any, table: Any, *, dtype: Any) -> Any:
     if type(ct) is compat.ad.Zero:
         return [compat.ad.Zero(x.aval), None, None]
     ct = ct.astype(x.aval.dtype)
-    return [other.bind(*_alike(ct, index, table), dtype=ct.dtype), None, None]
+    return [other.bind(*vary_alike([ct, index, table]), dtype=ct.dtype), None, None]
 
 
-def _register(primitive: Any, other: Any, function: Any, size_from: str) -> None:
+def _lower_take(ctx: Any, x: Any, index: Any, table: Any, **params: Any) -> Any:
+    aval = ctx.avals_in[0]
+    if 0 in aval.shape or 0 in ctx.avals_out[0].shape or lowering.is_packed(aval.dtype):
+        return _plain(_take)(ctx, x, index, table, **params)
+    return lowering.local_call(ctx, "take_rows", [x, index])
+
+
+def _lower_fold(ctx: Any, y: Any, index: Any, table: Any, **params: Any) -> Any:
+    (aval, *_), (out,) = ctx.avals_in, ctx.avals_out
+    native = {aval.dtype, out.dtype} <= {np.dtype(np.float32), np.dtype(jnp.bfloat16)}
+    if not native or 0 in aval.shape or 0 in out.shape:
+        return _plain(_fold)(ctx, y, index, table, **params)
+    return lowering.local_call(ctx, "fold_rows", [y, table])
+
+
+def _plain(function: Any) -> Any:
+    """The lowering of the meaning in plain JAX."""
+    return compat.mlir.lower_fun(function, multiple_results=False)
+
+
+def _register(primitive: Any, other: Any, function: Any, size_from: str, lower_on_cpu: Any) -> None:
     primitive.def_impl(jax.jit(function, static_argnames=("dtype",)))
     primitive.def_abstract_eval(partial(_abstract_eval, size_from=size_from))
-    compat.mlir.register_lowering(
-        primitive, compat.mlir.lower_fun(function, multiple_results=False)
-    )
+    compat.mlir.register_lowering(primitive, _plain(function))
+    compat.mlir.register_lowering(primitive, lower_on_cpu, platform="cpu")
     compat.define_batching(primitive, partial(_batch, primitive))
     compat.ad.primitive_jvps[primitive] = partial(_jvp, primitive)
     compat.ad.primitive_transposes[primitive] = partial(_transpose, other)
 
 
-_register(take_p, fold_p, _take, "index")
-_register(fold_p, take_p, _fold, "table")
+_register(take_p, fold_p, _take, "index", _lower_take)
+_register(fold_p, take_p, _fold, "table", _lower_fold)
 
 
 def inverse_of_singles(index: Any, size: int) -> Any:

@@ -1,0 +1,267 @@
+"""MoE dispatch and combine beside what is written with jax.lax today, in one run.
+
+    python benchmarks/moe.py [--layouts 4x1,1x8] [--shapes 128x7168,4096x2048] [--peers uccl,padded-u16]
+        [--experts 64] [--top-k 8] [--rounds 5] [--json out.json]
+
+Peers, all bf16; a layout is processes x devices of each, a shape is tokens of each rank x hidden:
+  uccl             rank-major, one row for each token and rank; weights applied before the way back
+  uccl-ll          the same in low-latency mode
+  uccl-fp8         the same with 8-bit tokens on the way out
+  uccl-expert      expert-major, one row for each choice, ordered sum; capacity 1.25 times the mean
+  uccl-per-rank    expert-major, each rank adds its own choices first; capacity 1.25 times the mean
+  padded           GShard's exchange: one slot buffer for each expert through lax.all_to_all, sized to the largest
+                   load so that nothing is dropped
+  padded-u16       the same, rows shipped as uint16, which XLA:CPU does not widen
+  padded-1.25      the same with 1.25 times the mean load, which drops
+  gather           lax.all_gather of tokens and choices, masks, lax.psum_scatter (no order, sums in bf16)
+
+A cell is the median time of one program, dispatch and combine with experts that change nothing, in milliseconds;
+the ratio is the peer's over that of uccl. Bytes are those that leave or enter a rank by construction, both ways.
+Peers take turns within one job, round after round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+PEERS = (
+    "uccl uccl-ll uccl-fp8 uccl-expert uccl-per-rank padded padded-u16 padded-1.25 gather".split()
+)
+JOB_SECONDS = 1200
+
+
+def route(ranks: int, tokens: int, experts: int, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Uniform choices and weights that add up to one; [ranks * tokens, top_k]."""
+    rng = np.random.default_rng(0)
+    idx = np.argsort(rng.random((ranks * tokens, experts)), 1)[:, :top_k].astype(np.int32)
+    w = rng.random(idx.shape).astype(np.float32)
+    return idx, w / w.sum(1, keepdims=True)
+
+
+def bytes_of(peer: str, idx: np.ndarray, plan: dict, hidden: int) -> float:
+    """Payload that a rank sends or gets, both ways, on average."""
+    n, experts = plan["ranks"], plan["experts"]
+    tokens, local, k = idx.shape[0] // n, experts // n, idx.shape[1]
+    target, source = idx // local, np.arange(idx.shape[0])[:, None] // tokens
+    remote = target != source
+    copies = sum(((target == d) & remote).any(1).sum() for d in range(n)) / n
+    choices, row = remote.sum() / n, 2 * hidden
+    largest = max(np.bincount(idx[r * tokens :][:tokens].ravel()).max() for r in range(n))
+    share = (n - 1) / n
+    return {
+        "uccl": 2 * copies * row,
+        "uccl-ll": (tokens * (n - 1) + copies) * row,
+        "uccl-fp8": copies * (hidden + hidden / 32 + row),
+        "uccl-expert": (copies + choices) * row,
+        "uccl-per-rank": 2 * copies * row,
+        "padded": 2 * experts * largest * share * 2 * row,
+        "padded-u16": 2 * experts * largest * share * row,
+        "padded-1.25": 2 * experts * np.ceil(1.25 * tokens * k / experts) * share * 2 * row,
+        "gather": (n - 1) * tokens * 2 * 2 * row,
+    }[peer]
+
+
+def uccl_layer(peer: str, plan: dict, tokens: int) -> Callable[..., Any]:
+    import jax.numpy as jnp
+
+    from jax_uccl import moe
+
+    options: dict[str, Any] = dict(num_experts=plan["experts"], axis_name="x")
+    reduction = "ordered"
+    if peer == "uccl-ll":
+        options["mode"] = "low_latency"
+    elif peer == "uccl-fp8":
+        options["quantize"] = "fp8"
+    elif peer != "uccl":
+        options["layout"] = "expert_major"
+        options["capacity"] = int(np.ceil(1.25 * tokens * plan["top_k"]))
+        reduction = "per_rank" if peer == "uccl-per-rank" else "ordered"
+
+    def layer(x: Any, idx: Any, w: Any) -> Any:
+        d = moe.dispatch(x, idx, w, **options)
+        weights = d.weights if d.weights.ndim == 1 else d.weights.sum(1)
+        y = (d.tokens.astype(jnp.float32) * weights[:, None]).astype(x.dtype)
+        return moe.combine(y, d.handle, reduction=reduction)
+
+    return layer
+
+
+def padded_layer(peer: str, plan: dict, capacity: int) -> Callable[..., Any]:
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+
+    n, experts, k = plan["ranks"], plan["experts"], plan["top_k"]
+
+    def exchange(rows: Any) -> Any:
+        if peer == "padded-u16":
+            rows = lax.bitcast_convert_type(rows, jnp.uint16)
+        rows = lax.all_to_all(rows, "x", 0, 0, tiled=True)
+        return lax.bitcast_convert_type(rows, jnp.bfloat16)
+
+    def layer(x: Any, idx: Any, w: Any) -> Any:
+        tokens, hidden = x.shape
+        flat = idx.reshape(-1)
+        chosen = jax.nn.one_hot(flat, experts, dtype=jnp.int32)
+        slot = jnp.take_along_axis(jnp.cumsum(chosen, 0) - 1, flat[:, None], 1)[:, 0]
+        slot = jnp.where(slot < capacity, slot, capacity)
+        token = jnp.arange(tokens * k, dtype=jnp.int32) // k
+        source = jnp.full((experts, capacity + 1), tokens, jnp.int32).at[flat, slot].set(token)
+        padded = jnp.concatenate([x, jnp.zeros((1, hidden), x.dtype)])
+        there = exchange(padded[source[:, :capacity]].reshape(n, -1, hidden))
+        back = exchange(there).reshape(experts, capacity, hidden)
+        rows = back[flat, jnp.minimum(slot, capacity - 1)].reshape(tokens, k, hidden)
+        weights = jnp.where((slot < capacity).reshape(tokens, k), w, 0.0)
+        return jnp.einsum("tkh,tk->th", rows.astype(jnp.float32), weights).astype(x.dtype)
+
+    return layer
+
+
+def gather_layer(plan: dict) -> Callable[..., Any]:
+    import jax.numpy as jnp
+    from jax import lax
+
+    local = plan["experts"] // plan["ranks"]
+
+    def layer(x: Any, idx: Any, w: Any) -> Any:
+        everything, choices, weights = (lax.all_gather(a, "x", tiled=True) for a in (x, idx, w))
+        mine = choices // local == lax.axis_index("x")
+        share = jnp.where(mine, weights, 0).sum(1, keepdims=True)
+        y = (everything.astype(jnp.float32) * share).astype(x.dtype)
+        return lax.psum_scatter(y, "x", scatter_dimension=0, tiled=True)
+
+    return layer
+
+
+def child(plan: dict, out: str) -> None:
+    """One process of a job."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    import jax_uccl
+
+    spec = PartitionSpec("x")
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+
+    def put(a: np.ndarray) -> Any:
+        return jax.make_array_from_callback(a.shape, NamedSharding(mesh, spec), lambda i: a[i])
+
+    rows = []
+    for tokens, hidden in plan["shapes"]:
+        idx, w = route(plan["ranks"], tokens, plan["experts"], plan["top_k"])
+        x = np.random.default_rng(1).standard_normal((idx.shape[0], hidden), np.float32)
+        arguments = [put(np.asarray(x, jnp.bfloat16)), put(idx), put(w)]
+        largest = max(
+            np.bincount(idx[r * tokens :][:tokens].ravel()).max() for r in range(plan["ranks"])
+        )
+        functions = {}
+        for peer in plan["peers"]:
+            if peer.startswith("uccl"):
+                layer = uccl_layer(peer, plan, tokens)
+            elif peer == "gather":
+                layer = gather_layer(plan)
+            else:
+                mean = tokens * plan["top_k"] / plan["experts"]
+                layer = padded_layer(
+                    peer, plan, int(np.ceil(1.25 * mean)) if "1.25" in peer else int(largest)
+                )
+            mapped = jax.shard_map(layer, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+            functions[peer] = jax.jit(mapped)
+            result = jax.block_until_ready(functions[peer](*arguments))
+            # The experts are the identity and weights add up to one.
+            mine = result.addressable_shards[0]
+            error = np.abs(np.asarray(mine.data, np.float32) - x[mine.index]).max()
+            limit = 0.3 if "fp8" in peer or "gather" in peer else 0.1
+            if "1.25" not in peer and not error < limit:
+                raise RuntimeError(f"{peer}: off by {error}")
+        times: dict[str, list[float]] = {peer: [] for peer in functions}
+        for turn in range(plan["rounds"] + 1):
+            for peer in list(functions)[:: 1 if turn % 2 else -1]:
+                start = time.perf_counter()
+                jax.block_until_ready(functions[peer](*arguments))
+                if turn:
+                    times[peer].append(time.perf_counter() - start)
+        rows += [
+            dict(peer=p, tokens=tokens, hidden=hidden, times_s=t)
+            | dict(bytes=float(bytes_of(p, idx, plan, hidden)))
+            for p, t in times.items()
+        ]
+    if jax.process_index() == 0:
+        pathlib.Path(out).write_text(json.dumps(rows))
+    jax_uccl.shutdown()
+    if jax.process_count() > 1:
+        jax.distributed.shutdown()
+
+
+def run_layout(layout: str, options: argparse.Namespace) -> list[dict]:
+    processes, devices = (int(part) for part in layout.split("x"))
+    plan = dict(
+        ranks=processes * devices,
+        experts=options.experts,
+        top_k=options.top_k,
+        shapes=[[int(v) for v in shape.split("x")] for shape in options.shapes.split(",")],
+        peers=options.peers.split(","),
+        rounds=options.rounds,
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        out = f"{scratch}/rows.json"
+        command = [sys.executable, "-m", "jax_uccl.launch", "-n", str(processes)]
+        command += ["--devices-per-process", str(devices), "--timeout", str(JOB_SECONDS)]
+        command += [str(pathlib.Path(__file__).resolve()), "--child", json.dumps(plan), out]
+        subprocess.run(command, check=True, timeout=JOB_SECONDS + 60)
+        rows = json.loads(pathlib.Path(out).read_text())
+    return [row | dict(layout=layout) for row in rows]
+
+
+def print_table(rows: list[dict]) -> None:
+    print(f"{'layout':8}{'shape':12}{'peer':15}{'ms':>9}{'best':>9}{'ratio':>7}{'MB':>8}")
+    for row in rows:
+        same = [r for r in rows if all(r[k] == row[k] for k in ("layout", "tokens", "hidden"))]
+        ours = [statistics.median(r["times_s"]) for r in same if r["peer"] == "uccl"]
+        median = statistics.median(row["times_s"])
+        ratio = f"{median / ours[0]:7.2f}" if ours else f"{'-':>7}"
+        shape = f"{row['tokens']}x{row['hidden']}"
+        print(
+            f"{row['layout']:8}{shape:12}{row['peer']:15}{median * 1e3:9.1f}"
+            f"{min(row['times_s']) * 1e3:9.1f}{ratio}{row['bytes'] / 1e6:8.1f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--child", nargs=2, metavar=("PLAN", "OUT"), help=argparse.SUPPRESS)
+    parser.add_argument("--layouts", default="4x1,1x8", help="processes x devices of each")
+    parser.add_argument("--shapes", default="128x7168,4096x2048", help="tokens of a rank x hidden")
+    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--experts", type=int, default=64)
+    parser.add_argument("--top-k", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", default=None, help="where to write all times")
+    options = parser.parse_args()
+    if options.child:
+        child(json.loads(options.child[0]), options.child[1])
+        return
+    if unknown := set(options.peers.split(",")) - set(PEERS):
+        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(PEERS)}")
+    rows: list[dict] = []
+    for layout in options.layouts.split(","):
+        rows += run_layout(layout, options)
+    print_table(rows)
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

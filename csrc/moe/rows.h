@@ -1,0 +1,34 @@
+// Rows of tokens between buffers of one rank: taking them by index, and adding them up in a fixed
+// order.
+//
+// Leaves to others: which rows (jax_uccl/_src/moe/plan.py) and their way between ranks
+// (collectives). Pure: no thread, no allocation.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace uccl::moe {
+
+// The first entry that is not below `rows`, if there is one. -1 and every other negative number
+// means nothing.
+std::optional<size_t> FindOutside(std::span<const int32_t> index, size_t rows);
+
+// to[n] = from[index[n]], zeros where the index is negative. No entry may be outside of `from`; the
+// buffers must not overlap.
+void TakeRows(const std::byte* from, size_t row_bytes, std::span<const int32_t> index,
+              std::byte* to);
+
+enum class RowType : uint8_t { kF32, kBF16 };
+
+size_t RowTypeBytes(RowType type);
+
+// to[t] = sum over j of from[table[t * width + j]], added to 0 in the order of j in float, rounded
+// once (to nearest, ties to even). Negative entries add nothing. No entry may be outside of `from`;
+// the buffers must not overlap.
+void FoldRows(RowType from_type, const std::byte* from, size_t row_elements,
+              std::span<const int32_t> table, size_t width, RowType to_type, std::byte* to);
+
+}  // namespace uccl::moe
