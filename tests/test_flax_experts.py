@@ -53,13 +53,13 @@ def oracle_gradients(x, kernels, sizes, weights, dy):
             s = 1 / (1 + np.exp(-gate))
             hidden = gate * s * up
             dw[row] = dy[row] @ (hidden @ kernels.down[g])
-            dout = weights[row] * dy[row]
-            dh = kernels.down[g] @ dout
+            dy_row = weights[row] * dy[row]
+            dh = kernels.down[g] @ dy_row
             dgate, dup = dh * up * (s + gate * s * (1 - s)), dh * gate * s
             dx[row] = kernels.gate[g] @ dgate + kernels.up[g] @ dup
             dk.gate[g] += np.outer(x[row], dgate)
             dk.up[g] += np.outer(x[row], dup)
-            dk.down[g] += np.outer(hidden, dout)
+            dk.down[g] += np.outer(hidden, dy_row)
         start += size
     return dx, dk, dw
 

@@ -343,6 +343,33 @@ def test_capacity(mesh_of):
     assert float(report.dropped) == 0
 
 
+def test_capacity_that_does_not_hold_is_an_error(tmp_path):
+    # A failed operation ends the communicator, so this happens in a process of its own.
+    script = tmp_path / "overflow.py"
+    script.write_text("""if True:
+        import jax, jax_uccl, numpy as np
+        from flax import nnx
+        from jax.sharding import Mesh
+        from jax_uccl.flax import Router
+        from jax_uccl.flax.nnx import MoE
+        mesh = Mesh(np.array(jax.devices()[:2]), ("expert",))
+        layer = MoE(6, 4, Router(4, 1), mesh=mesh, capacity=4, on_overflow="error", rngs=nnx.Rngs(0))
+        layer.router.kernel[...] = np.eye(6, 4, dtype=np.float32)
+        run = nnx.jit(lambda m, x: m(x)[0])
+        jax.block_until_ready(run(layer, np.eye(6, dtype=np.float32)[None, :4].repeat(2, 0)))
+        try:
+            with jax_uccl.errors():
+                jax.block_until_ready(run(layer, np.ones((2, 4, 6), np.float32)))
+        except jax_uccl.UcclValueError as e:
+            assert "rank 0 needs capacity=8 for its rows, got capacity=4" in str(e), e
+            print("refused")
+        """)
+    done = subprocess.run(
+        [sys.executable, str(script)], check=True, timeout=200, capture_output=True, text=True
+    )
+    assert done.stdout == "refused\n"
+
+
 def test_bias_is_updated_outside_of_the_gradient(mesh_of):
     router = deepseek_v3(4, 2, num_groups=1, topk_groups=1, bias_update_rate=0.5)
     mesh = mesh_of((2,), ("expert",))
@@ -430,7 +457,8 @@ def test_describe(mesh_of):
         seen.append(nnx_layer(routers(6)["qwen3"]).describe())
         return x
 
-    jax.shard_map(inside, mesh=mesh_of((6,), ("expert",)), in_specs=P(), out_specs=P())(0.0)
+    mesh = mesh_of((6,), ("expert",))
+    jax.eval_shape(jax.shard_map(inside, mesh=mesh, in_specs=P(), out_specs=P()), 0.0)
     assert (seen[0].ranks, seen[0].experts_per_rank) == (6, 1)
 
 

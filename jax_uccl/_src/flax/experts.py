@@ -257,11 +257,11 @@ def _tiles_backward(
         dx, dweights, sums = carry
         at = locate(i)
         gate, up, down = (k[at.group].astype(dtype) for k in kernels)
-        rows, dout, weight = _read(x, at), _read(dy, at), _read(weights, at)
+        rows, dy_rows, weight = _read(x, at), _read(dy, at), _read(weights, at)
         hidden, pull = jax.vjp(
             lambda g, u: activation(g) * u, dot(rows, gate, 1, 0), dot(rows, up, 1, 0)
         )
-        dhidden = dot(dout, down, 1, 1)
+        dhidden = dot(dy_rows, down, 1, 1)
         # <dy, hidden down> = <dy down^T, hidden>: the gradient of the weight without the result.
         dweights = _write(dweights, (dhidden * hidden).sum(axis=1, keepdims=True), at)
         dgate, dup = (d.astype(dtype) for d in pull(weight * dhidden))
@@ -269,7 +269,7 @@ def _tiles_backward(
         parts = Kernels(
             dot(rows, dgate, 0, 0),
             dot(rows, dup, 0, 0),
-            dot((weight * hidden).astype(dtype), dout, 0, 0),
+            dot((weight * hidden).astype(dtype), dy_rows, 0, 0),
         )
         sums = Kernels(*(s.at[at.group].add(p) for s, p in zip(sums, parts, strict=True)))
         return dx, dweights, sums

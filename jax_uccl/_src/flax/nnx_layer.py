@@ -70,7 +70,7 @@ class MoE(nnx.Module):
       quantize: None or "fp8": how tokens travel to their experts, see there.
       implementation: of dispatch and combine: None for the default, or "reference" for plain `jax.lax`, which needs
         no runtime.
-      experts_implementation: "ragged_dot", "tiles" or "auto": tiles on CPU; see docs/moe.md.
+      experts_implementation: "ragged_dot", "tiles" or "auto": tiles on CPU; see docs/flax.md.
       activation: of the gate.
       dtype: of computation and result; by default that of `x`. The router computes in f32 always.
       param_dtype: of parameters.
