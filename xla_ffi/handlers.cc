@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -205,10 +206,27 @@ Status Check(const coll::CallSite& site, const ffi::AnyBuffer& x, const ffi::Any
   return Status::Ok();
 }
 
-// Arguments 1 to 5 of a ragged exchange: the operand that the result starts from, then int32
-// vectors with an entry for each member: where its rows start in the operand and how many go to
-// it, where its rows start in the result and how many come from it. Copies the first into the
-// result (XLA lets them share a buffer where it can) and checks every range.
+// Zeros in `y` where no slice of `call` lands.
+void ZeroTheRest(const coll::Call& call, const ffi::AnyBuffer& y) {
+  std::vector<std::pair<uint64_t, uint64_t>> slices;  // begin, end
+  for (const auto& slice : call.ragged) {
+    if (slice.receive_bytes > 0)
+      slices.emplace_back(slice.receive_offset, slice.receive_offset + slice.receive_bytes);
+  }
+  slices.emplace_back(y.size_bytes(), y.size_bytes());
+  std::sort(slices.begin(), slices.end());
+  auto* bytes = static_cast<std::byte*>(y.untyped_data());
+  uint64_t done = 0;
+  for (const auto& [begin, end] : slices) {
+    if (begin > done) std::memset(bytes + done, 0, begin - done);
+    done = std::max(done, end);
+  }
+}
+
+// Arguments 1 to 5 of a ragged exchange: the operand that the result starts from (without rows:
+// zeros), then int32 vectors with an entry for each member: where its rows start in the operand and
+// how many go to it, where its rows start in the result and how many come from it. Copies the first
+// into the result (XLA lets them share a buffer where it can) and checks every range.
 Status ReadRagged(const coll::CallSite& site, const ffi::AnyBuffer& x, ffi::RemainingArgs rest,
                   const ffi::AnyBuffer& y, coll::DType dtype, coll::Call* call) {
   const coll::CallSiteSpec& spec = site.spec();
@@ -220,8 +238,8 @@ Status ReadRagged(const coll::CallSite& site, const ffi::AnyBuffer& x, ffi::Rema
                                             "recv_sizes"};
   if (rest.size() < 1 + kVectors) return invalid("needs an output operand and four size vectors");
   const auto start = rest.get<ffi::AnyBuffer>(0);
-  if (!start.has_value() || start->size_bytes() != y.size_bytes())
-    return invalid("the output operand must have the size of the result");
+  if (!start.has_value() || (start->size_bytes() != y.size_bytes() && start->size_bytes() != 0))
+    return invalid("the output operand must have the size of the result, or no rows");
   const int32_t* values[kVectors] = {};
   for (size_t v = 0; v < kVectors; ++v) {
     const auto vector = rest.get<ffi::AnyBuffer>(1 + v);
@@ -253,7 +271,11 @@ Status ReadRagged(const coll::CallSite& site, const ffi::AnyBuffer& x, ffi::Rema
         {static_cast<uint64_t>(values[0][m]) * row, static_cast<uint64_t>(values[1][m]) * row,
          static_cast<uint64_t>(values[2][m]) * row, static_cast<uint64_t>(values[3][m]) * row});
   }
-  CopyUnlessSame(*start, y);
+  if (start->size_bytes() == 0) {
+    ZeroTheRest(*call, y);
+  } else {
+    CopyUnlessSame(*start, y);
+  }
   return Status::Ok();
 }
 

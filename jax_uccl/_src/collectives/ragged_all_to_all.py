@@ -101,7 +101,9 @@ def ragged_all_to_all(
     starts, sends, lands, receives = (v.astype(np.int32) for v in vectors)
     lands = all_to_all(lands, names, 0, 0, axis_index_groups=groups, tiled=True)
     arrays = [vary(a, names) for a in (operand, output, starts, sends, lands, receives)]
-    return ragged_p.bind(*arrays, axis_name=names, axis_index_groups=groups, ordered=is_strict())
+    return ragged_p.bind(
+        *arrays, axis_name=names, axis_index_groups=groups, ordered=is_strict(), rows=None
+    )
 
 
 def ragged_offsets(sizes: Any, index: Any) -> tuple[Any, Any, Any, Any]:
@@ -133,7 +135,18 @@ def ragged_offsets(sizes: Any, index: Any) -> tuple[Any, Any, Any, Any]:
     return before[index], sizes[index], above[index], sizes[:, index]
 
 
+# With `rows`, the output operand has no rows and the result has `rows` of them, zeros where nothing lands: that
+# saves writing zeros which are then overwritten.
 ragged_p = compat.Primitive("uccl_ragged_all_to_all")
+
+
+def exchange(operand: Any, rows: int, vectors: Sequence[Any], names: tuple[Any, ...]) -> Any:
+    """The exchange into [rows, ...] zeros; starts, sizes, landing places and sizes, the latter two as they are here."""
+    output = jnp.zeros((0, *operand.shape[1:]), operand.dtype)
+    arrays = [vary(a, names) for a in (operand, output, *vectors)]
+    return ragged_p.bind(
+        *arrays, axis_name=names, axis_index_groups=None, ordered=is_strict(), rows=rows
+    )
 
 
 def _abstract_eval(
@@ -143,10 +156,12 @@ def _abstract_eval(
     axis_name: Any,
     axis_index_groups: Any,
     ordered: bool,
+    rows: int | None,
 ) -> Any:
     for aval in (operand, output, *vectors):
         define.check_operand(aval, axis_name, "ragged_all_to_all")
-    out = output.update(weak_type=False)
+    shape = output.shape if rows is None else (rows, *output.shape[1:])
+    out = output.update(shape=shape, weak_type=False)
     if compat.check_vma():
         varying = compat.varying_axes(operand) | compat.varying_axes(output)
         out = compat.with_varying_axes(out, varying.union(*map(compat.varying_axes, vectors)))
@@ -161,25 +176,29 @@ def _lower(
     axis_name: Any,
     axis_index_groups: Any,
     ordered: bool,
+    rows: int | None,
 ) -> Any:
-    aval, out_aval = ctx.avals_in[:2]
+    aval, out_aval = ctx.avals_in[0], ctx.avals_out[0]
     lowering.check_shape(aval, "ragged_all_to_all", axis_name)
     lowering.check_shape(out_aval, "ragged_all_to_all", axis_name)
     if 0 in aval.shape or 0 in out_aval.shape:
+        if rows is not None:
+            output = lowering.zeros(out_aval.shape, output.type.element_type)
         return lowering.pass_through(ctx, output, ordered)
-    rows = lowering.to_bytes(operand, aval.dtype)
+    source = lowering.to_bytes(operand, aval.dtype)
     start = lowering.to_bytes(output, aval.dtype)
+    result = lowering.tensor_type(out_aval.shape, start.type.element_type)
     (out,) = lowering.emit_collective(
         ctx,
         "ragged_all_to_all",
-        [rows, start, *vectors],
-        [start.type],
+        [source, start, *vectors],
+        [result],
         op="ragged_all_to_all",
         names=axis_name,
         axis_index_groups=axis_index_groups,
         ordered=ordered,
         params=(out_aval.shape,),
-        aliases={0: 1},
+        aliases={0: 1} if rows is None else {},
     )
     return [lowering.from_bytes(out, aval.dtype, output.type.element_type)]
 
@@ -193,9 +212,11 @@ def _batch(
     axis_name: Any,
     axis_index_groups: Any,
     ordered: bool,
+    rows: int | None,
 ) -> Any:
     n = axis_data.size
     params = dict(axis_name=axis_name, axis_index_groups=axis_index_groups, ordered=ordered)
+    params["rows"] = rows
 
     if axis_data.name in axis_name:
         define.no_groups_under_vmap(axis_index_groups, "ragged_all_to_all", axis_data.name)
@@ -204,11 +225,13 @@ def _batch(
                 f"ragged_all_to_all over {axis_name} under vmap over {axis_data.name!r} alone; vmap "
                 "over all of the axes, or exchange over them one at a time"
             )
-        rows = [define.to_front(v, d, n) for v, d in zip(values, dims, strict=True)]
-        return exchange_local(*rows), 0
+        every = [define.to_front(v, d, n) for v, d in zip(values, dims, strict=True)]
+        if rows is not None:
+            every[1] = jnp.zeros((n, rows, *every[1].shape[2:]), every[1].dtype)
+        return exchange_local(*every), 0
     if any(d is not None for d in dims[2:]):
-        rows = [define.to_front(v, d, n) for v, d in zip(values, dims, strict=True)]
-        return jnp.stack([primitive.bind(*(r[b] for r in rows), **params) for b in range(n)]), 0
+        every = [define.to_front(v, d, n) for v, d in zip(values, dims, strict=True)]
+        return jnp.stack([primitive.bind(*(a[b] for a in every), **params) for b in range(n)]), 0
     # The batch becomes a part of each row.
     operand, output = (
         jnp.moveaxis(define.to_front(v, d, n), 0, 1)
@@ -258,11 +281,15 @@ def _transpose(
             compat.ad.Zero(v.aval) if compat.ad.is_undefined_primal(v) else None
             for v in (operand, output)
         ] + nothing
-    to_operand = to_output = None
+    to_operand: Any = None
+    to_output: Any = None
     if compat.ad.is_undefined_primal(operand):
-        zeros = vary(jnp.zeros(operand.aval.shape, ct.dtype), params["axis_name"])
-        to_operand = ragged_p.bind(ct, zeros, lands, receives, starts, sends, **params)
-    if compat.ad.is_undefined_primal(output):
+        none = vary(jnp.zeros((0, *ct.shape[1:]), ct.dtype), params["axis_name"])
+        back = params | dict(rows=operand.aval.shape[0])
+        to_operand = ragged_p.bind(ct, none, lands, receives, starts, sends, **back)
+    if compat.ad.is_undefined_primal(output) and params["rows"] is not None:
+        to_output = compat.ad.Zero(output.aval)
+    elif compat.ad.is_undefined_primal(output):
         mask = _written(ct.shape[0], lands, receives)
         mask = mask.reshape(-1, *[1] * (ct.ndim - 1))
         to_output = jnp.where(mask, jnp.zeros_like(ct), ct)

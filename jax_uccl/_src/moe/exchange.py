@@ -15,21 +15,10 @@ from typing import Any
 import jax.numpy as jnp
 
 from jax_uccl._src.collectives.all_to_all import all_to_all
-from jax_uccl._src.collectives.ragged_all_to_all import ragged_p
-from jax_uccl._src.collectives.vary import vary
+from jax_uccl._src.collectives.ragged_all_to_all import exchange
 from jax_uccl._src.moe import rows as rows_of
 from jax_uccl._src.moe.handle import Handle
 from jax_uccl._src.moe.plan import exclusive, invert
-from jax_uccl._src.ordering import is_strict
-
-
-def _exchange(
-    buffer: Any, size: int, starts: Any, sends: Any, lands: Any, gets: Any, names: Any
-) -> Any:
-    """Slices of rows to all ranks; [size, ...], zeros where nothing lands."""
-    output = jnp.zeros((size, *buffer.shape[1:]), buffer.dtype)
-    arrays = [vary(a, names) for a in (buffer, output, starts, sends, lands, gets)]
-    return ragged_p.bind(*arrays, axis_name=names, axis_index_groups=None, ordered=is_strict())
 
 
 def dispatch_start(x: Any, handle: Handle) -> Any:
@@ -41,15 +30,18 @@ def dispatch_start(x: Any, handle: Handle) -> Any:
         packed = rows_of.take(x, index, handle.slots)
         return all_to_all(packed, spec.axis_name, 0, 0, tiled=True)
     packed = rows_of.take(x, handle.send_tokens, handle.send_rows)
-    return _exchange(
-        packed,
-        spec.copy_rows,
-        handle.send_offsets,
-        handle.send_counts,
-        handle.recv_offsets,
-        handle.recv_counts,
-        spec.axis_name,
-    )
+    ends = _sent(handle) + _received(handle)
+    return exchange(packed, spec.copy_rows, ends, spec.axis_name)
+
+
+def _sent(handle: Handle) -> list[Any]:
+    """The slices of the send buffer."""
+    return [handle.send_offsets, handle.send_counts]
+
+
+def _received(handle: Handle) -> list[Any]:
+    """The slices of the copies."""
+    return [handle.recv_offsets, handle.recv_counts]
 
 
 def dispatch_done(rows: Any, handle: Handle, copies: bool) -> Any:
@@ -77,25 +69,13 @@ def combine_start(y: Any, handle: Handle, per_choice: bool) -> Any:
     """Expert-major rows (`per_choice`) or copies to rows as they come back to the owners."""
     spec = handle.spec
     if not per_choice:
-        return _exchange(
-            y,
-            spec.send_rows,
-            handle.recv_offsets,
-            handle.recv_counts,
-            handle.send_offsets,
-            handle.send_counts,
-            spec.axis_name,
-        )
+        ends = _received(handle) + _sent(handle)
+        return exchange(y, spec.send_rows, ends, spec.axis_name)
     table = rows_of.inverse_of_singles(handle.return_sources, spec.capacity)
-    return _exchange(
-        rows_of.take(y, handle.return_sources, table),
-        spec.tokens * spec.top_k,
-        exclusive(handle.return_counts),
-        handle.return_counts,
-        exclusive(handle.answer_counts),
-        handle.answer_counts,
-        spec.axis_name,
-    )
+    packed = rows_of.take(y, handle.return_sources, table)
+    ends = [exclusive(handle.return_counts), handle.return_counts]
+    ends += [exclusive(handle.answer_counts), handle.answer_counts]
+    return exchange(packed, spec.tokens * spec.top_k, ends, spec.axis_name)
 
 
 def combine_done(rows: Any, handle: Handle, per_choice: bool, dtype: Any) -> Any:

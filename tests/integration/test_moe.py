@@ -1,0 +1,121 @@
+"""Dispatch and combine are the same to the bit in every process model, and faults reach every process."""
+
+import mp
+import pytest
+
+# Four ranks; prints a fingerprint of every byte of every result, assembled from the shards of all processes.
+IDENTICAL = """
+    import faulthandler, hashlib
+    faulthandler.dump_traceback_later(200, exit=True)
+    import jax, jax.numpy as jnp, ml_dtypes, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    import jax_uccl
+    from jax_uccl import moe
+    from child_report import report
+
+    n, tokens, k, experts = 4, 37, 6, 16
+    assert jax.device_count() == n
+    mesh = Mesh(np.array(jax.devices()), ("e",))
+    rng = np.random.default_rng(7)
+    idx = np.argsort(rng.random((n * tokens, experts)))[:, :k].astype(np.int32)
+    idx[rng.random(idx.shape) < 0.1] = -1
+    idx[tokens : 2 * tokens] = -1  # rank 1 has no tokens
+    x = rng.normal(size=(n * tokens, 300)) * 2.0 ** rng.integers(-9, 9, (n * tokens, 300))
+    w = rng.random(idx.shape).astype(np.float32)
+
+    def place(value):
+        return jax.make_array_from_callback(value.shape, NamedSharding(mesh, P("e")), lambda i: value[i])
+
+    def layer(x, idx, w, layout, mode, capacity, quantize):
+        d = moe.dispatch(x, idx, w, num_experts=experts, axis_name="e", layout=layout, mode=mode,
+                         capacity=capacity, quantize=quantize)
+        gate = d.weights if d.weights.ndim == 1 else d.weights.sum(-1)
+        y = (jnp.sin(d.tokens.astype(np.float32)) * gate[:, None]).astype(x.dtype)
+        return moe.combine(y, d.handle), d.tokens, d.experts, d.demand[None]
+
+    digests = {}
+    def take(name, tree):
+        for i, y in enumerate(jax.tree.leaves(tree)):
+            for shard in y.addressable_shards:
+                data = np.ascontiguousarray(np.asarray(shard.data)).tobytes()
+                row = shard.index[0].start or 0
+                digests[f"{name}/{i}/{row}"] = hashlib.sha256(data).hexdigest()
+
+    for layout in ("rank_major", "expert_major"):
+        ways = [("throughput", None, None), ("low_latency", None, None), ("throughput", 50, "fp8")]
+        for mode, capacity, quantize in ways:
+            f = jax.shard_map(lambda *a: layer(*a, layout, mode, capacity, quantize),
+                              mesh=mesh, in_specs=P("e"), out_specs=P("e"), check_vma=False)
+            args = place(x.astype(ml_dtypes.bfloat16)), place(idx), place(w)
+            def loss(x, idx, w):
+                out = f(x, idx, w)
+                return (out[0].astype(np.float32) ** 2).sum(), out
+            grads, out = jax.jit(jax.grad(loss, argnums=(0, 2), has_aux=True))(*args)
+            take(f"{layout} {mode} {capacity}", (grads, out))
+    report(digests)
+    jax_uccl.shutdown()
+    jax.distributed.shutdown()
+"""
+
+
+def _digests(processes: int, per_process: int) -> dict[str, str]:
+    results = mp.run_processes(IDENTICAL, processes, per_process, timeout=260, check=True)
+    merged: dict[str, str] = {}
+    for result in results:
+        merged.update(result.value)
+    return merged
+
+
+@pytest.mark.slow
+def test_bit_identical_in_every_process_model() -> None:
+    want = _digests(1, 4)
+    # Six programs of two gradients and four results, one shard for each rank.
+    assert len(want) == 6 * 6 * 4
+    for layout in [(2, 2), (4, 1)]:
+        assert _digests(*layout) == want, layout
+
+
+OVERFLOW = """
+    import faulthandler
+    faulthandler.dump_traceback_later(100, exit=True)
+    import jax, jax.numpy as jnp, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    import jax_uccl
+    from jax_uccl import moe
+    from child_report import report
+
+    n = jax.device_count()
+    mesh = Mesh(np.array(jax.devices()), ("e",))
+
+    def layer(x, idx):
+        d = moe.dispatch(x, idx, num_experts=n, axis_name="e", capacity=4, on_overflow="error", mode="MODE")
+        return moe.combine(d.tokens, d.handle)
+
+    def place(value):
+        return jax.make_array_from_callback(value.shape, NamedSharding(mesh, P("e")), lambda i: value[i])
+
+    f = jax.jit(jax.shard_map(layer, mesh=mesh, in_specs=P("e"), out_specs=P("e"), check_vma=False))
+    x, few = np.ones((2 * n, 3), np.float32), np.arange(2 * n)[:, None] % n
+    many = few.copy()
+    many[:5] = 1  # five rows for rank 1
+    said = []
+    for idx in (few, many, few):
+        try:
+            with jax_uccl.errors():
+                jax.block_until_ready(f(place(x), place(idx)))
+            said.append("done")
+        except jax_uccl.UcclValueError as e:
+            said.append(e.detail)
+    report(said)
+    jax_uccl.shutdown()
+    jax.distributed.shutdown()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["throughput", "low_latency"])
+def test_overflow_fails_every_process_and_work_goes_on(mode) -> None:
+    results = mp.run_processes(OVERFLOW.replace("MODE", mode), 3, 1, timeout=120, check=True)
+    text = "rank 1 needs capacity=5 for its rows, got capacity=4; 6 always holds"
+    for result in results:
+        assert result.value == ["done", text, "done"], result
