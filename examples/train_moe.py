@@ -163,11 +163,11 @@ class Trainer:
         model = nnx.merge(self._graph, params)
         logits, report = model(crops[:, :-1])
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, crops[:, 1:]).mean(axis=1)
-        # What the layers report is of the global batch, the same on every device.
         share = loss.sum() / (crops.shape[0] * self.mesh.size)
         load = report.load.max() / report.load.mean()
+        # These two are of the global batch already, the same on every device.
         metrics = jnp.stack([report.balance_loss, load]) / self.mesh.size
-        return share + report.loss / self.mesh.size, jnp.stack([share, *metrics])
+        return share + report.loss_share, jnp.stack([share, *metrics])
 
     def _evaluate_on_device(self, params: Any, crops: jax.Array) -> jax.Array:
         _, metrics = self._loss_on_device(params, crops)

@@ -248,7 +248,8 @@ def test_losses_are_of_the_global_batch(mesh_of, psum, shape, check_vma):
 
     def local(x, v):
         routing = route(router, x, bias=bias, valid=v)
-        return balance(router, x, routing, valid=v, axis_names=names, psum=psum)
+        result = balance(router, x, routing, valid=v, axis_names=names, psum=psum)
+        return result._replace(loss_share=psum(result.loss_share, names))
 
     spec = P(names)
     mapped = jax.shard_map(
@@ -257,21 +258,25 @@ def test_losses_are_of_the_global_batch(mesh_of, psum, shape, check_vma):
     ours, expected = jax.jit(mapped)(logits, valid), whole(logits, valid)
     assert ours.load.tolist() == expected.load.tolist()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6), ours, expected)
+    np.testing.assert_allclose(expected.loss_share, expected.loss)
     outside = jax.jit(jax.grad(lambda x: mapped(x, valid).loss))(logits)
     reference = jax.grad(lambda x: whole(x, valid).loss)(logits)
     np.testing.assert_allclose(outside, reference, rtol=1e-5, atol=1e-8)
 
-    def inside(x, v):  # the other way in the docstring: each device's share of the objective
-        def objective(y):
-            share = local(y, v).loss / mesh.size
-            return share if not check_vma else jax.lax.pcast(share, names, to="varying")
+    def inside(x, v):  # the other way in the docstring: each device differentiates its share
+        def share(y):
+            routing = route(router, y, bias=bias, valid=v)
+            return balance(router, y, routing, valid=v, axis_names=names, psum=psum).loss_share
 
-        return jax.grad(objective)(x)
+        return jax.grad(share)(x)
 
     per_device = jax.shard_map(
         inside, mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=check_vma
     )
     np.testing.assert_allclose(jax.jit(per_device)(logits, valid), reference, rtol=1e-5, atol=1e-8)
+    # One sum forward, none backward.
+    counted = jax.jit(per_device).lower(logits, valid).as_text()
+    assert counted.count("stablehlo.all_reduce") == (psum is jax.lax.psum)
 
 
 def test_bias_moves_by_the_sign_of_the_load_error():

@@ -23,13 +23,15 @@ from jax_uccl._src.flax.router import Router, Routing, checked_valid
 
 
 class Balance(NamedTuple):
-    """Result of `balance`; equal on all devices of `axis_names`.
+    """Result of `balance`; all but `loss_share` are equal on all devices of `axis_names`.
 
     Attributes:
       balance_loss: f32 scalar, E * sum_e f_e * P_e: f_e the fraction of all choices that fell on e, P_e the mean
         probability of e. 1 when balanced, E when all choices and probability are on one expert.
       z_loss: f32 scalar, mean of logsumexp(logits)^2.
       loss: f32 scalar, the two times their coefficients in the router.
+      loss_share: f32 scalar, this device's part of `loss`; the parts of all devices add up to it. For objectives
+        that are differentiated on each device: its gradient needs no communication, that of `loss` does.
       load: f32 [E], choices that fell on each expert. No gradient. Exact up to 2^24 choices an expert.
       tokens: f32 scalar, tokens that are no padding.
     """
@@ -37,6 +39,7 @@ class Balance(NamedTuple):
     balance_loss: jax.Array
     z_loss: jax.Array
     loss: jax.Array
+    loss_share: jax.Array
     load: jax.Array
     tokens: jax.Array
 
@@ -62,9 +65,9 @@ def balance(
       psum: the sum over these axes, `jax_uccl.psum` or `jax.lax.psum`.
 
     Returns:
-      Balance. With `check_vma=True` its values are invariant over `axis_names`; differentiate as with any psum:
-      from outside of the shard_map, or inside where every device adds `loss` to its objective once, divided by the
-      number of devices.
+      Balance. With `check_vma=True` its values are invariant over `axis_names`, except `loss_share`. From outside of
+      the shard_map differentiate `loss`; inside, where each device differentiates its share of the objective, add
+      `loss_share` to it.
 
     Cost: one psum of 2 * E + 2 floats; none without `axis_names`.
     """
@@ -87,7 +90,7 @@ def balance(
 
     # -1 is no expert, and compares equal to none. A scatter-add would be shorter and much slower on CPU.
     chosen = (routing.topk_idx.reshape(-1, 1) == jnp.arange(experts)).sum(axis=0)
-    sums = jnp.concatenate(
+    local = jnp.concatenate(
         [
             lax.stop_gradient(chosen.astype(jnp.float32)),
             probability.reshape(-1, experts).sum(axis=0),
@@ -95,16 +98,20 @@ def balance(
             tokens[None],
         ]
     )
-    if axis_names:
-        sums = psum(sums, tuple(axis_names))
-    load, probability_sum = sums[:experts], sums[experts : 2 * experts]
-    count = lax.stop_gradient(sums[2 * experts + 1])
-    load = lax.stop_gradient(load)
+    sums = psum(local, tuple(axis_names)) if axis_names else local
+    load, count = (lax.stop_gradient(v) for v in (sums[:experts], sums[2 * experts + 1]))
     divisor = jnp.maximum(count, 1.0)  # a batch of padding has losses of zero
-    balance_loss = experts * jnp.vdot(load / (divisor * router.top_k), probability_sum / divisor)
-    z_loss = sums[2 * experts] / divisor
-    loss = router.balance_coefficient * balance_loss + router.z_coefficient * z_loss
-    return Balance(balance_loss, z_loss, loss, load, count)
+
+    def losses(of: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        # Linear in what is differentiable, so that those of the parts are parts of those of the whole.
+        mean = of[experts : 2 * experts] / divisor
+        balance_loss = experts * jnp.vdot(load / (divisor * router.top_k), mean)
+        z_loss = of[2 * experts] / divisor
+        loss = router.balance_coefficient * balance_loss + router.z_coefficient * z_loss
+        return balance_loss, z_loss, loss
+
+    balance_loss, z_loss, loss = losses(sums)
+    return Balance(balance_loss, z_loss, loss, losses(local)[2], load, count)
 
 
 def updated_bias(router: Router, bias: Any, load: Any) -> jax.Array:

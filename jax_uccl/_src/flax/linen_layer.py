@@ -168,7 +168,7 @@ class MoE(nn.Module):
             params = params._replace(shared=shared)
         if self.is_initializing():
             zero = jnp.zeros((), jnp.float32)
-            report = MoEReport(zero, zero, zero, jnp.zeros(experts, jnp.float32), zero, zero)
+            report = MoEReport(zero, zero, zero, zero, jnp.zeros(experts, jnp.float32), zero, zero)
             return jnp.zeros_like(x, self.dtype or x.dtype), report
         y, report = moe_core.apply(options, params, x, valid=valid, mesh=self.mesh)
         if bias is not None and self.is_mutable_collection(STATE):

@@ -89,11 +89,13 @@ class Params(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MoEReport:
-    """What a layer says about a batch, beside its output; of the global batch and equal on all devices.
+    """What a layer says about a batch, beside its output: figures of the global batch, equal on all devices but for
+    `loss_share`.
 
     Attributes:
-      loss: f32 scalar to add to the objective: the losses below times the router's coefficients. Inside
-        `jax.shard_map`, where each device differentiates its share of the objective, add `loss / devices`.
+      loss: f32 scalar to add to the objective: the losses below times the router's coefficients.
+      loss_share: f32 scalar to add instead inside `jax.shard_map`, where each device differentiates its share of the
+        objective: the parts of all devices add up to `loss`, and the gradient needs no communication. Elsewhere `loss`.
       balance_loss: f32 scalar, 1 when balanced; see `jax_uccl.flax.Balance`.
       z_loss: f32 scalar.
       load: f32 [E], choices that fell on each expert, before anything is dropped. For `updated_bias`.
@@ -102,6 +104,7 @@ class MoEReport:
     """
 
     loss: Any
+    loss_share: Any
     balance_loss: Any
     z_loss: Any
     load: Any
@@ -310,8 +313,13 @@ def _apply_global(
             arguments,
             in_specs,
         )
+
+    def local(params: Params, x: Any, valid: Any) -> tuple[jax.Array, MoEReport]:
+        y, report = _apply_local(options, params, x, valid)
+        return y, dataclasses.replace(report, loss_share=report.loss)  # outside there are no shares
+
     mapped = jax.shard_map(
-        lambda p, x, v: _apply_local(options, p, x, v),
+        local,
         mesh=mesh,
         in_specs=in_specs,
         out_specs=(tokens, P()),
@@ -377,7 +385,9 @@ def _apply_local(
     dropped = jnp.zeros((), jnp.float32)
     if options.capacity is not None:
         dropped = psum(sent.stats.dropped.astype(jnp.float32), names)
-    report = MoEReport(aux.loss, aux.balance_loss, aux.z_loss, aux.load, aux.tokens, dropped)
+    report = MoEReport(
+        aux.loss, aux.loss_share, aux.balance_loss, aux.z_loss, aux.load, aux.tokens, dropped
+    )
     return y.astype(dtype).reshape(shape), report
 
 
