@@ -4,16 +4,17 @@ Four local processes, tokens and gradients exchanged by `jax_uccl`:
 
     python -m jax_uccl.launch -n 4 examples/train_moe.py
 
-The same run in one process with four CPU devices and the collectives of `jax.lax`; the losses
-agree within float tolerance:
+The same run in one process with four CPU devices, with plain `jax.lax` instead; the losses agree
+within float tolerance:
 
     python examples/train_moe.py --collectives lax --devices 4
 
 One mesh axis, "ep", spans all devices of all processes. Each device holds `batch / devices`
-sequences and `experts / devices` experts; everything else is replicated. A step makes two
-`all_to_all` per layer and direction, and one `psum` over the gradients of the replicated
-parameters. Losses are in nats per byte, to be compared with the entropy of single bytes, which is
-what a model without any context could reach.
+sequences and `experts / devices` experts; everything else is replicated. A layer dispatches its
+tokens to their experts and combines the results, and the backward pass does the same in reverse;
+one `psum` a step sums the gradients of the replicated parameters. Losses are in nats per byte, to
+be compared with the entropy of single bytes, which is what a model without any context could
+reach.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 # The transport serves CPU devices; an accelerator found by JAX would only get in the way.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -42,10 +43,13 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from loss_curve import save_loss_curve
-from moe_model import Collectives, ModelConfig, MoELanguageModel
+from moe_model import ModelConfig, MoELanguageModel
 from progress import ProgressBar
+from weights import save_weights
 
-AXIS = "ep"
+import jax_uccl
+
+AXIS = ModelConfig.axis_name
 _MIN_LEARNING_RATE_RATIO = 0.05
 
 
@@ -55,7 +59,13 @@ class Metrics:
 
     loss: float
     balance: float
-    dropped: float
+    busiest: float  # load of the busiest expert of a layer, in mean loads; mean over layers
+
+
+class Collectives(Protocol):
+    """What the training step takes from `jax_uccl` or from `jax.lax`."""
+
+    def psum(self, x: jax.Array, axis_name: str) -> jax.Array: ...
 
 
 class Trainer:
@@ -64,7 +74,6 @@ class Trainer:
     def __init__(self, config: ModelConfig, args: argparse.Namespace, collectives: Collectives):
         self.mesh = Mesh(np.array(jax.devices()), (AXIS,))
         self._collectives = collectives
-        self._balance_coefficient = args.balance_coefficient
         self._clip_norm = args.clip_norm
         schedule = optax.warmup_cosine_decay_schedule(
             init_value=0.0,
@@ -82,12 +91,13 @@ class Trainer:
 
         # Every process builds all parameters from the seed and keeps its shard: the values are
         # the same for every device count, and nothing is sent at start.
-        model = MoELanguageModel(config, collectives, AXIS, rngs=nnx.Rngs(args.seed))
+        model = MoELanguageModel(config, rngs=nnx.Rngs(args.seed))
         self._graph, state = nnx.split(model)
         params = nnx.to_pure_dict(state)
         self.num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
-        self._is_expert = jax.tree_util.tree_map_with_path(_is_expert_weight, params)
-        specs = jax.tree.map(lambda expert: P(AXIS) if expert else P(), self._is_expert)
+        # The layers say in their metadata which kernels are divided among the devices.
+        specs = nnx.to_pure_dict(nnx.get_partition_spec(state))
+        self._is_expert = jax.tree.map(lambda spec: AXIS in spec, specs)
         optimizer_state = self._optimizer.init(params)
         optimizer_specs = optax.tree_map_params(
             self._optimizer,
@@ -121,6 +131,10 @@ class Trainer:
         """Mean loss over the given crops."""
         return float(np.asarray(self._eval_step(self._params, self._shard(crops, P(AXIS))))[0])
 
+    def save(self, path: str, *, write: bool) -> None:
+        """Gathers the parameters on all processes, and writes them where `write` is true."""
+        save_weights(path, self._params, write=write)
+
     def _compile(
         self,
         function: Callable[..., Any],
@@ -147,11 +161,13 @@ class Trainer:
     def _loss_on_device(self, params: Any, crops: jax.Array) -> tuple[jax.Array, jax.Array]:
         """This device's share of the global mean; the shares of all devices add up to it."""
         model = nnx.merge(self._graph, params)
-        logits, balance, dropped = model(crops[:, :-1])
+        logits, report = model(crops[:, :-1])
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, crops[:, 1:]).mean(axis=1)
-        global_batch = crops.shape[0] * self.mesh.size
-        objective = (loss + self._balance_coefficient * balance).sum() / global_batch
-        return objective, jnp.stack([loss.sum(), balance.sum(), dropped.sum()]) / global_batch
+        share = loss.sum() / (crops.shape[0] * self.mesh.size)
+        load = report.load.max() / report.load.mean()
+        # These two are of the global batch already, the same on every device.
+        metrics = jnp.stack([report.balance_loss, load]) / self.mesh.size
+        return share + report.loss_share, jnp.stack([share, *metrics])
 
     def _evaluate_on_device(self, params: Any, crops: jax.Array) -> jax.Array:
         _, metrics = self._loss_on_device(params, crops)
@@ -186,11 +202,6 @@ class Trainer:
         return optax.apply_updates(params, updates), optimizer_state, metrics
 
 
-def _is_expert_weight(path: tuple[Any, ...], leaf: jax.Array) -> bool:
-    del leaf
-    return any(getattr(key, "key", None) == "experts" for key in path)
-
-
 def _split(tree: Any, is_expert: Any) -> tuple[list[jax.Array], list[jax.Array]]:
     pairs = list(zip(jax.tree.leaves(tree), jax.tree.leaves(is_expert), strict=True))
     return [x for x, expert in pairs if expert], [x for x, expert in pairs if not expert]
@@ -215,7 +226,8 @@ def main() -> None:
         experts=args.experts,
         hidden=args.hidden,
         sequence=args.sequence,
-        capacity_factor=args.capacity_factor,
+        balance_coefficient=args.balance_coefficient,
+        implementation="reference" if args.collectives == "lax" else None,
     )
     num_devices = jax.device_count()
     for name in ("batch", "held_out_batch", "experts"):
@@ -247,6 +259,8 @@ def main() -> None:
     history["peers"] = collectives.stats()["peers"] if args.collectives == "uccl" else {}
     for line in _summary(history):
         say(line)
+    if args.save:
+        trainer.save(args.save, write=is_first)
     if is_first:
         if args.json:
             pathlib.Path(args.json).write_text(json.dumps(history, indent=1) + "\n")
@@ -269,7 +283,7 @@ def _train(
     tokens_per_step = args.batch * args.sequence
     train: list[float] = []
     held_out: list[tuple[int, float]] = []
-    dropped: list[float] = []
+    busiest: list[float] = []
     speed = 0.0
     seconds_in_steps = 0.0
     bar = ProgressBar(args.steps, enabled=is_first)
@@ -285,20 +299,20 @@ def _train(
         if not np.isfinite(metrics.loss):
             raise FloatingPointError(f"loss is {metrics.loss} at step {step}")
         train.append(metrics.loss)
-        dropped.append(metrics.dropped)
+        busiest.append(metrics.busiest)
         if step % args.eval_every == 0 or step == args.steps:
             loss = trainer.evaluate(held_out_crops)
             held_out.append((step, loss))
             recent = float(np.mean(train[-args.eval_every :]))
             bar.log(
                 f"step {step:5d}  train {recent:.3f}  held-out {_with_bits(loss)}  "
-                f"balance {metrics.balance:.3f}  dropped {metrics.dropped:.1%}"
+                f"balance {metrics.balance:.3f}  busiest {metrics.busiest:.2f}"
             )
         bar.update(step, f"loss {metrics.loss:.3f} {speed:.0f} tok/s")
     return {
         "train": train,
         "held_out": held_out,
-        "dropped": dropped,
+        "busiest": busiest,
         "tokens_per_s": speed,
     }
 
@@ -332,11 +346,9 @@ def _say_nothing(line: str) -> None:
 
 
 def _load_collectives(name: str) -> tuple[Any, str]:
-    """Returns the module that provides `all_to_all` and `psum`, and a line that describes it."""
+    """Returns the module that provides `psum`, and a line that describes it."""
     if name == "lax":
         return jax.lax, "jax.lax (XLA's own CPU collectives)"
-    import jax_uccl  # Only here: the lax run needs no native library.
-
     jax_uccl.init()  # The first collective would do it too; here, errors of the start come at once.
     settings = jax_uccl.stats()["settings"]
     if jax.process_count() == 1:
@@ -363,15 +375,15 @@ def _parse_args() -> argparse.Namespace:
     add("--heads", type=int, default=ModelConfig.heads)
     add("--experts", type=int, default=ModelConfig.experts)
     add("--hidden", type=int, default=ModelConfig.hidden, help="inner width of one expert")
-    add("--capacity-factor", type=float, default=ModelConfig.capacity_factor)
     add("--learning-rate", type=float, default=3e-3)
     add("--warmup", type=int, default=30)
     add("--weight-decay", type=float, default=0.05)
     add("--clip-norm", type=float, default=1.0)
-    add("--balance-coefficient", type=float, default=0.01)
+    add("--balance-coefficient", type=float, default=ModelConfig.balance_coefficient)
     add("--eval-every", type=int, default=50)
     add("--held-out-batch", type=int, default=64, help="held-out sequences per evaluation")
     add("--json", help="file for the losses of every step")
+    add("--save", help="file for the trained parameters, for serve_moe.py --weights")
     add("--out", default="train_moe_out", help="folder for the loss curve; empty for none")
     args = parser.parse_args()
     if args.steps < 1 or args.eval_every < 1:

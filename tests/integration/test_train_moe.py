@@ -46,7 +46,7 @@ def assert_same_training(history, reference):
     assert len(history["train"]) == STEPS
     np.testing.assert_allclose(history["train"], reference["train"], rtol=1e-4)
     np.testing.assert_allclose(history["held_out"], reference["held_out"], rtol=1e-4)
-    np.testing.assert_allclose(history["dropped"], reference["dropped"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(history["busiest"], reference["busiest"], rtol=0.02)
 
 
 def test_reference_learns(reference):
@@ -54,7 +54,7 @@ def test_reference_learns(reference):
     assert reference["train"][0] == pytest.approx(np.log(256), abs=1.0)
     assert reference["train"][-1] < reference["train"][0] - 0.5
     assert reference["held_out"][-1][1] < reference["held_out"][0][1]
-    assert 0.0 < np.max(reference["dropped"]) < 0.5  # Capacity matters in this run.
+    assert 1.05 < np.min(reference["busiest"])  # Devices get different numbers of tokens.
 
 
 @pytest.mark.parametrize(

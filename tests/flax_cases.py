@@ -1,0 +1,67 @@
+"""The mixture-of-experts layer without any exchange: every expert on every token, in plain JAX or NumPy."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_uccl.flax import deepseek_v3, mixtral, qwen3, route
+
+WIDTH, HIDDEN, SHARED = 6, 10, 4
+
+
+def routers(experts):
+    """The three presets at a size for tests, losses on."""
+    top_k = min(3, experts)
+    losses = dict(balance_coefficient=0.5, z_coefficient=0.25)
+    groups = max(
+        g for g in (1, 2, 3) if experts % g == 0 and (experts // g) * max(1, g - 1) >= top_k
+    )
+    return {
+        "mixtral": mixtral(experts, min(2, experts), **losses),
+        "qwen3": qwen3(experts, top_k, **losses),
+        "deepseek_v3": deepseek_v3(
+            experts, top_k, num_groups=groups, topk_groups=max(1, groups - 1), **losses
+        ),
+    }
+
+
+def feed_forward(x, gate, up, down):
+    return (jax.nn.silu(x @ gate) * (x @ up)) @ down
+
+
+def dense_layer(router, params, x, valid=None):
+    """(y, loss, load): `params` as nested dicts of whole arrays, `x` [..., D]."""
+    shape, x = x.shape, x.reshape(-1, x.shape[-1])
+    valid = jnp.ones(len(x), bool) if valid is None else jnp.asarray(valid).reshape(-1)
+    x = jnp.where(valid[:, None], x, 0)
+    logits = x @ params["router"]["kernel"]
+    routing = route(router, logits, bias=params["router"].get("bias"), valid=valid)
+    experts = params["experts"]
+    every = jax.vmap(feed_forward, (None, 0, 0, 0))(
+        x, experts["gate"], experts["up"], experts["down"]
+    )  # [E, T, D]
+    y = jnp.zeros_like(x)
+    for k in range(router.top_k):
+        rows = every[jnp.maximum(routing.topk_idx[:, k], 0), jnp.arange(len(x))]
+        y = y + routing.topk_weights[:, k, None] * rows
+    if params.get("shared"):
+        shared = params["shared"]
+        y = y + feed_forward(x, shared["gate"], shared["up"], shared["down"])
+    loss, load = dense_losses(router, logits, routing.topk_idx, valid)
+    return y.reshape(shape), loss, load
+
+
+def dense_losses(router, logits, topk_idx, valid):
+    score = jax.nn.sigmoid(logits) if router.score == "sigmoid" else jnp.exp(logits)
+    probability = score / score.sum(axis=-1, keepdims=True)
+    mean = jnp.where(valid[:, None], probability, 0).sum(axis=0) / valid.sum()
+    load = jnp.stack([(topk_idx == e).sum() for e in range(router.num_experts)])
+    balance = router.num_experts * ((load / (valid.sum() * router.top_k)) * mean).sum()
+    square = jnp.where(valid, jnp.log(jnp.exp(logits).sum(axis=-1)) ** 2, 0).sum() / valid.sum()
+    return router.balance_coefficient * balance + router.z_coefficient * square, load
+
+
+def tokens(shape, seed=0):
+    return np.random.default_rng(seed).normal(size=(*shape, WIDTH)).astype(np.float32)
