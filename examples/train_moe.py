@@ -256,7 +256,8 @@ def main() -> None:
     history["unigram_entropy"] = entropy
     history["arguments"] = vars(args)
     history["devices"], history["processes"] = num_devices, jax.process_count()
-    history["peers"] = collectives.stats()["peers"] if args.collectives == "uccl" else {}
+    stats = collectives.stats() if args.collectives == "uccl" else {"peers": {}, "shared_memory": {}}
+    history["peers"], history["shared_memory"] = stats["peers"], stats["shared_memory"]
     for line in _summary(history):
         say(line)
     if args.save:

@@ -12,8 +12,6 @@
 #include "csrc/base/copy.h"
 #include "csrc/base/hash.h"
 #include "csrc/base/huge_pages.h"
-#include "csrc/collectives/share_work.h"
-#include "csrc/collectives/wide_reduce.h"
 
 namespace uccl::coll {
 namespace {
@@ -21,11 +19,6 @@ namespace {
 // Reductions below this run where they became possible, even on the engine thread: handing them
 // over costs more.
 constexpr uint64_t kInlineReduceBytes = 64 << 10;
-// Above twice this they are shared among threads, in parts of which each thread takes a few: one
-// that the system lets wait, on a machine that has other work, then holds up little.
-constexpr uint64_t kReduceThreadBytes = 256 << 10;
-constexpr uint64_t kPartsPerThread = 4;
-constexpr uint64_t kPageBytes = 4096;
 
 // Whether the slice is in a buffer of a local rank.
 bool OfLocal(const Slice& slice) {
@@ -373,46 +366,6 @@ void Operation::EnterNextStage(std::unique_lock<std::mutex>& lock) {
   --stage_left_;
 }
 
-// Runs the reductions of the current stage. Called without the mutex, counted in active_.
-void Operation::RunReductions(bool share) {
-  const size_t element = DTypeBytes(description_.dtype);
-  const auto width = [&](const Slice& s) { return s.wide ? kWideBytes : element; };
-  const auto touched = [](const Reduction& r) {
-    return r.to[0].bytes * (r.from.size() + r.to.size());
-  };
-  uint64_t bytes = 0;
-  for (const Reduction& r : stage().reductions) bytes += touched(r);
-  const uint64_t threads =
-      share ? std::clamp<uint64_t>(bytes / kReduceThreadBytes, 1, host_->reduce_threads()) : 1;
-
-  struct Part {
-    const Reduction* reduction;
-    uint64_t begin, end;  // elements
-  };
-  std::vector<Part> parts;
-  for (const Reduction& r : stage().reductions) {
-    const uint64_t count = r.to[0].bytes / width(r.to[0]);
-    const uint64_t pieces =
-        threads == 1 ? 1 : std::max<uint64_t>(1, threads * kPartsPerThread * touched(r) / bytes);
-    // Whole pages, so that no two threads write the same line.
-    const uint64_t unit = kPageBytes / element, units = (count + unit - 1) / unit;
-    for (uint64_t i = 0; i < pieces; ++i) {
-      parts.push_back({&r, std::min(count, units * i / pieces * unit),
-                       std::min(count, units * (i + 1) / pieces * unit)});
-    }
-  }
-  const auto run = [&](const Part& part) {
-    std::vector<WideInput> from;
-    std::vector<WideOutput> to;
-    for (const Slice& s : part.reduction->from)
-      from.push_back({Address(s) + part.begin * width(s), s.wide});
-    for (const Slice& s : part.reduction->to)
-      to.push_back({Address(s) + part.begin * width(s), s.wide});
-    ReduceWide(description_.dtype, description_.reduction, from, to, part.end - part.begin);
-  };
-  ShareWork(&host_->pool(), threads, parts.size(), [&](size_t i) { run(parts[i]); });
-}
-
 void Operation::OnTransferDone(uint32_t index) {
   std::unique_lock lock(mutex_);
   transfers_[index] = ItemState::kDone;
@@ -456,9 +409,11 @@ void Operation::CompleteLocals(std::unique_lock<std::mutex>& lock) {
     l.call = {};
   }
   // After a failure ranks may still arrive until the runtime forgets the operation, so it is over
-  // only when those that arrived are done; without one, when all are.
+  // only when those that arrived are done; without one, when all are and the last stage is through:
+  // messages out of scratch memory hold no rank, but they need the memory.
   const bool now_over =
-      !over_ && active_ == 0 && (failed_ ? completed_ == arrived_ : completed_ == locals_.size());
+      !over_ && active_ == 0 &&
+      (failed_ ? completed_ == arrived_ : completed_ == locals_.size() && stages_done_);
   if (now_over) over_ = true;
   std::shared_ptr<Operation> self = now_over ? shared_from_this() : nullptr;
   lock.unlock();

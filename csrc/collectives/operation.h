@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -148,6 +149,7 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   void Advance(std::unique_lock<std::mutex>& lock, bool heavy);
   void EnterNextStage(std::unique_lock<std::mutex>& lock);
   void RunReductions(bool share);
+  void RunIndependent(std::span<const Reduction> reductions, bool share);
   void CompleteLocals(std::unique_lock<std::mutex>& lock);
   void WithdrawIfQuiet(std::unique_lock<std::mutex>& lock);
 

@@ -248,6 +248,59 @@ TEST(Runtime, TwoProcesses_CallsThatStay) {
   fleet.Shutdown();
 }
 
+// Partial results are sent out of scratch memory, which no rank's call keeps alive, and which the
+// next operation takes over.
+TEST(Runtime, MessagesOutOfScratch_KeepTheirMemory) {
+  Config config;
+  config.shared_memory = "off";
+  config.algorithms = "all_reduce=partials";
+  Fleet fleet({2, 2}, config);
+  // What process 0 sends creeps, so that its ranks have their results long before it is through.
+  config.window_bytes = 4096;
+  config.cc_scope = "connection";
+  config.congestion_control = "none";
+  fleet.Use(0, config);
+  ASSERT_TRUE(fleet.Start());
+  const TestOp op =
+      fleet.Compile(OpKind::kAllReduce, DType::kF32, ReduceOp::kSum, {200'000}, /*site=*/1);
+  const TestOp next =
+      fleet.Compile(OpKind::kAllReduce, DType::kF32, ReduceOp::kSum, {200'000}, /*site=*/2);
+  const std::vector<Vector> first = RandomInputs(op, 4, 1), second = RandomInputs(op, 4, 2);
+  for (int run = 0; run < 5; ++run) {
+    const auto early = fleet.SubmitAll(op, first, {0, 1, 2, 3}, run);
+    for (const size_t rank : {0, 1}) EXPECT_TRUE(early[rank]->Wait().ok());
+    const auto late = fleet.SubmitAll(next, second, {0, 1, 2, 3}, run);
+    ExpectResults(early, Expected(op, first));
+    ExpectResults(late, Expected(next, second));
+    if (HasFailure()) return;
+  }
+  fleet.Shutdown();
+}
+
+// Three ranks on a process own two nodes of the tree, which are added up in two reductions, the
+// second of which reads the first: large enough for several threads.
+TEST(Runtime, ReductionsThatReadEachOther_InOneStage) {
+  for (const char* algorithm : {"partials", "two_level", "halving", "doubling"}) {
+    SCOPED_TRACE(algorithm);
+    Config config;
+    config.shared_memory = "off";  // so that a process has more than one thread for them
+    config.algorithms = std::string("all_reduce=") + algorithm;
+    Fleet fleet({3, 4, 5}, config);
+    ASSERT_TRUE(fleet.Start());
+    const TestOp op =
+        fleet.Compile(OpKind::kAllReduce, DType::kF32, ReduceOp::kSum, {60'000}, /*site=*/1);
+    const std::vector<Vector> in = RandomInputs(op, fleet.ranks(), 1);
+    const std::vector<Vector> want = Expected(op, in);
+    std::vector<size_t> order(fleet.ranks());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+    for (int run = 0; run < 20; ++run) {
+      ExpectResults(fleet.SubmitAll(op, in, order, run), want);
+      if (HasFailure()) return;
+    }
+    fleet.Shutdown();
+  }
+}
+
 TEST(Runtime, RowsAndColumnsOfAMesh_AtOnce) {
   for (const std::vector<int>& devices : {std::vector<int>{6}, {2, 2, 2}, {3, 3}}) {
     SCOPED_TRACE(Text(devices));

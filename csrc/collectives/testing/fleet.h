@@ -90,6 +90,9 @@ class Fleet final {
     }
   }
 
+  // Settings of one process, instead of those of all; before Start.
+  void Use(size_t process, const Config& config) { own_configs_[process] = config; }
+
   bool Start(uint64_t session = 42) {
     if (runtimes_.size() == 1) {
       const Status status = runtimes_[0]->SetConfig(config_);
@@ -98,7 +101,8 @@ class Fleet final {
     }
     std::vector<std::string> addresses;
     for (size_t p = 0; p < runtimes_.size(); ++p) {
-      Result<std::string> address = runtimes_[p]->Start(config_);
+      Result<std::string> address =
+          runtimes_[p]->Start(own_configs_.contains(p) ? own_configs_.at(p) : config_);
       if (!address.ok()) {
         ADD_FAILURE() << address.status().ToString();
         return false;
@@ -196,6 +200,7 @@ class Fleet final {
 
  private:
   Config config_;
+  std::map<size_t, Config> own_configs_;
   std::vector<std::unique_ptr<Runtime>> runtimes_;
   std::vector<int64_t> ids_, processes_;  // by rank
 };
