@@ -320,6 +320,9 @@ nb::dict Stats() {
   d["operations_failed"] = stats.operations_failed;
   d["operations_in_flight"] = stats.operations_in_flight;
   d["worker_threads"] = stats.worker_threads;
+  nb::dict algorithms;
+  for (const auto& [name, count] : stats.algorithms) algorithms[name.c_str()] = count;
+  d["algorithms"] = algorithms;
   d["engine"] = engine;
   d["peers"] = peers;
   d["shared_memory"] = shared;

@@ -73,7 +73,8 @@ class Pricer final {
 
 // Of a broadcast the root's process has the most to do, of the others often the first or the last.
 std::vector<uint32_t> CostedProcesses(const PlanRequest& request, const GroupView& view) {
-  const uint64_t all = view.num_processes(), count = std::min<uint64_t>(all, kCostedProcesses);
+  const uint64_t all = view.num_processes();
+  const uint64_t count = all <= kExactProcesses ? all : kSampledProcesses;
   std::vector<uint32_t> costed;
   for (uint64_t i = 0; i < count; ++i)
     costed.push_back(static_cast<uint32_t>(count < 2 ? 0 : i * (all - 1) / (count - 1)));

@@ -33,9 +33,10 @@ const std::vector<CostRow>& CostRows();
 // Equal where all parameters are.
 uint64_t DigestOf(const CostParams& params);
 
-// Of an operation, in picoseconds. Looks at no more than kCostedProcesses of the processes, the
-// same ones everywhere; exact up to that number.
-inline constexpr uint32_t kCostedProcesses = 128;
+// Of an operation, in picoseconds. Of more than kExactProcesses it looks at kSampledProcesses, the
+// same ones everywhere: the choice is made once for every call site and size, and may not take
+// longer than the operation.
+inline constexpr uint32_t kExactProcesses = 32, kSampledProcesses = 16;
 uint64_t CostOf(const CostParams& params, const Algorithm& algorithm, const PlanRequest& request,
                 const std::vector<Member>& group);
 

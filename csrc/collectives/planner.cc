@@ -134,18 +134,20 @@ Result<const Algorithm*> ChooseAlgorithm(const PlanRequest& request,
                              " is reduced in one fixed order. Name another one after it, of " +
                              AlgorithmNames(request.kind));
   }
-  // Where nothing travels they do the same, and the first says it with the fewest items.
+  std::vector<const Algorithm*> eligible;
+  for (const Algorithm& algorithm : Algorithms()) {
+    if (IsEligible(algorithm, request)) eligible.push_back(&algorithm);
+  }
+  // Where nothing travels they do the same, and the first does it with the fewest items.
   const bool alone = std::all_of(group.begin(), group.end(),
                                  [&](const Member& m) { return m.process == group[0].process; });
-  const Algorithm* best = nullptr;
-  uint64_t least = 0;
-  for (const Algorithm& algorithm : Algorithms()) {
-    if (!IsEligible(algorithm, request)) continue;
-    if (best != nullptr && (alone || !Moves(request))) break;
-    const uint64_t cost =
-        alone || !Moves(request) ? 0 : CostOf(policy.costs, algorithm, request, group);
-    if (best != nullptr && cost >= least) continue;
-    best = &algorithm;
+  const Algorithm* best = eligible[0];
+  if (eligible.size() == 1 || alone || !Moves(request)) return best;
+  uint64_t least = CostOf(policy.costs, *best, request, group);
+  for (size_t i = 1; i < eligible.size(); ++i) {
+    const uint64_t cost = CostOf(policy.costs, *eligible[i], request, group);
+    if (cost >= least) continue;
+    best = eligible[i];
     least = cost;
   }
   return best;

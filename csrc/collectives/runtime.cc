@@ -12,7 +12,7 @@
 #include "csrc/base/hash.h"
 #include "csrc/base/huge_pages.h"
 #include "csrc/collectives/abort_message.h"
-#include "csrc/collectives/diagnosis.h"
+#include "csrc/collectives/failure_text.h"
 
 namespace uccl::coll {
 namespace {
@@ -287,6 +287,7 @@ Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& sea
                                        call, plan);
     by_id_.emplace(id, slot);
     ++started_count_;
+    ++algorithm_counts_[plan.algorithm];
     if (!watchdog_.joinable()) watchdog_ = std::thread([this] { WatchdogLoop(); });
     if (watchdog_asleep_) look_.notify_all();
   }
@@ -459,6 +460,8 @@ RuntimeStats Runtime::Stats() {
   stats.operations_started = started_count_;
   stats.operations_failed = failed_count_;
   stats.operations_in_flight = by_id_.size();
+  for (const auto& [algorithm, count] : algorithm_counts_)
+    stats.algorithms[std::string(OpKindName(algorithm->kind)) + " " + algorithm->name] = count;
   const std::shared_ptr<engine::Engine> engine = engine_;
   lock.unlock();
   stats.worker_threads = static_cast<uint64_t>(pool_.threads());

@@ -46,6 +46,7 @@ struct OperationStatus {
 struct RuntimeStats {
   uint64_t operations_started = 0, operations_failed = 0;
   uint64_t operations_in_flight = 0, worker_threads = 0;
+  std::map<std::string, uint64_t> algorithms;  // operations started, by "all_reduce ring"
   engine::EngineStats engine;
 };
 
@@ -151,6 +152,7 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   Status startup_failure_, abort_, last_error_;
   uint64_t next_op_id_ = 1;
   uint64_t started_count_ = 0, failed_count_ = 0;
+  std::map<const Algorithm*, uint64_t> algorithm_counts_;
   bool connected_ = false, watchdog_asleep_ = false, stopping_ = false;
   // (launch here, process, launch there) -> difference of RunIds, which must stay constant.
   std::map<std::tuple<uint32_t, int32_t, uint32_t>, uint32_t> run_offsets_;

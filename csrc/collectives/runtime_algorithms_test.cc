@@ -2,7 +2,9 @@
 // process to the last bit.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -164,6 +166,20 @@ TEST_P(EveryAlgorithm, ResultsAreThoseOfOneProcess) {
         }
       }
     }
+    // The setting was followed: what it names ran, and nothing else but what follows where it may
+    // not.
+    const std::map<std::string, uint64_t> ran = fleet[0].Stats().algorithms;
+    uint64_t operations = 0;
+    for (const auto& [name, count] : ran) {
+      operations += count;
+      std::string item = name;
+      std::replace(item.begin(), item.end(), ' ', '=');
+      EXPECT_NE(config.algorithms.find(item), std::string::npos) << name;
+    }
+    EXPECT_EQ(operations, 2 * ops.size());
+    EXPECT_EQ(ran.count("all_reduce direct"),
+              k == 0 || config.algorithms.find("all_reduce=ring") != std::string::npos)
+        << config.algorithms;
     fleet.Shutdown();
   }
 }

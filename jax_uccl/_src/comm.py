@@ -182,14 +182,15 @@ def stats() -> dict[str, Any]:
 
     Returns:
       `state`; `process` and `processes`; `settings` in use; `operations_started`, `_failed`, `_in_flight`;
-      `worker_threads`; `engine`: of all engine threads together turns, sleeps, commands, packets dropped for an
-      unknown key, the number of engines and the CPUs they are bound to, and `nic`: system calls, datagrams, and
-      how many left or came joined (segmented, joined), were refused so, and whether that is in use; `peers`: the
-      transport's counters by process, with `paths`: per path (of each engine in turn) its state (up or failed),
-      round trip, bytes in flight, packets sent, lost and marked; `shared_memory`: by process of this host, what
-      went that way instead: messages and payload bytes sent and received, of those bytes how many were fetched in
-      one copy or cut into fragments, and whether one copy is allowed; `not_shared_because`: why this process has no
-      shared memory, or empty; `last_error`: the latest status line or None.
+      `worker_threads`; `algorithms`: operations started, by collective and algorithm; `engine`: of all engine
+      threads together turns, sleeps, commands, packets dropped for an unknown key, the number of engines and
+      the CPUs they are bound to, and `nic`: system calls, datagrams, and how many left or came joined
+      (segmented, joined), were refused so, and whether that is in use; `peers`: the transport's counters by
+      process, with `paths`: per path (of each engine in turn) its state (up or failed), round trip, bytes in
+      flight, packets sent, lost and marked; `shared_memory`: by process of this host, what went that way
+      instead: messages and payload bytes sent and received, of those bytes how many were fetched in one copy or
+      cut into fragments, and whether one copy is allowed; `not_shared_because`: why this process has no shared
+      memory, or empty; `last_error`: the latest status line or None.
 
     Example:
       >>> import jax_uccl

@@ -52,7 +52,10 @@ FORCED = """
                     data = np.ascontiguousarray(np.asarray(shard.data))
                     rows[f"{i}/{j}/{shard.index[0].start or 0}"] = hashlib.sha256(data.tobytes()).hexdigest()
         digests.append(rows)
-        assert jax_uccl.stats()["operations_failed"] == 0
+        stats = jax_uccl.stats()
+        assert stats["operations_failed"] == 0
+        for c in ("all_gather", "all_to_all", "broadcast", "barrier"):
+            assert f"{c} {names[c][k % len(names[c])]}" in stats["algorithms"], (c, stats["algorithms"])
         jax_uccl.shutdown()
     report(digests)
     jax.distributed.shutdown()

@@ -69,7 +69,7 @@ Schedule BroadcastDirect(const PlanRequest& request, const GroupView& view) {
   return plan.Finish();
 }
 
-// s*log2(P) bytes leave the root's process, in log2(P) messages, less the others.
+// s*log2(P) bytes leave the root's process, in log2(P) messages; fewer leave the others.
 Schedule BroadcastBinomial(const PlanRequest& request, const GroupView& view) {
   Plan plan(request, view);
   const uint32_t num = view.num_processes(), root = view.process_of[request.root];

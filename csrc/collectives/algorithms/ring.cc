@@ -11,16 +11,16 @@
 namespace uccl::coll {
 namespace {
 
-// The way of the parts: part q starts behind process q, grows at every process and ends at q.
-// `offset(q)` and `bytes(q)` are those of part q in an accumulator of its own; `inputs(q)` are the
-// slices of the local ranks, each list element being one run of the part.
+// What one process ends up with. On its way part q starts behind process q, grows at every process
+// and ends at q.
 struct RingPart {
   uint64_t elements = 0;
-  // Slices of input 0 (the same for the other ranks), and where each begins in the part.
+  // Of input 0; the same of the other ranks' inputs. One after the other they are the part.
   std::vector<Slice> runs;
 };
 
-// Adds stages that leave part `self` reduced; `to(run)` says where the run's result goes.
+// Adds stages that leave part `self` reduced. `part_of(q)` is part q, and `target(run)` says where
+// the result of a run of this process's part goes.
 template <class PartOf, class Target>
 void ReduceAlongRing(const PlanRequest& request, const GroupView& view, const PartOf& part_of,
                      const Target& target, Schedule* schedule) {

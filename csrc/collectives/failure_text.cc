@@ -1,8 +1,10 @@
-// The texts of diagnosis.h.
-#include "csrc/collectives/diagnosis.h"
+// The words of failure_text.h.
+#include "csrc/collectives/failure_text.h"
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "csrc/collectives/description.h"

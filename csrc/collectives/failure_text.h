@@ -1,5 +1,4 @@
-// Why an operation does not end, in words for people: who is missing, who disagrees. Pure functions
-// of what the runtime and the transport know.
+// What the runtime says of operations that ranks disagree about, and of those that take too long.
 #pragma once
 
 #include <vector>
@@ -8,6 +7,7 @@
 #include "csrc/base/types.h"
 #include "csrc/collectives/call_site.h"
 #include "csrc/collectives/operation.h"
+#include "csrc/core/message.h"
 #include "csrc/engine/engine.h"
 
 namespace uccl::coll {
@@ -15,15 +15,15 @@ namespace uccl::coll {
 bool HasProcess(const Communicator& comm, ProcessId process);
 
 // A message from a peer that owes us data for `op`, from the same place of the program, but with
-// another content; null when there is none.
+// another content. Null when there is none.
 const engine::UnexpectedMessage* FindMismatch(
     const Operation& op, const Operation::Missing& missing,
     const std::vector<engine::UnexpectedMessage>& unexpected);
 
-// Both sides of a disagreement.
+// Both sides in words.
 Status MismatchOf(const Operation& op, ProcessId peer, const core::MessageInfo& remote);
 
-// The operation is older than `deadline`.
+// Who is missing, and what came instead.
 Status TimeoutOf(const Operation& op, const Operation::Missing& missing, Nanos deadline,
                  const std::vector<engine::UnexpectedMessage>& unexpected);
 
