@@ -228,7 +228,7 @@ def test_vmap(mesh, inputs):
 
 def test_vmap_over_the_named_axis(inputs):
     # No mesh at all: the ranks are a batch.
-    x, idx, w = (jnp.asarray(a).reshape(N, T, -1) for a in inputs)
+    x, idx, w = (a.reshape(N, T, -1) for a in inputs)
     for layout in LAYOUTS:
         for mode in ("throughput", "low_latency"):
             f = jax.vmap(partial(layer, layout=layout, mode=mode), axis_name="e")
