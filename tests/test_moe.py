@@ -173,6 +173,10 @@ def test_repeated_choices_take_a_row_each(mesh_of):
     idx = np.array([[[1, 1, 2]], [[3, 0, 3]]], np.int32)
     check(mesh_of, idx, 4, layout="expert_major")
     check(mesh_of, idx, 4, layout="rank_major")
+    # More rows than the default capacity, which counts on distinct choices.
+    idx = np.full((2, 2, 3), 1, np.int32)
+    d, _ = check(mesh_of, idx, 4, layout="expert_major")
+    assert d.demand.tolist() == [12, 0] and d.num_rows.tolist() == [8, 0]
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int8, ml_dtypes.bfloat16])

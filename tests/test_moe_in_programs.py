@@ -228,7 +228,7 @@ def test_vmap(mesh, inputs):
 
 def test_vmap_over_the_named_axis(inputs):
     # No mesh at all: the ranks are a batch.
-    x, idx, w = (jnp.asarray(a).reshape(N, T, -1) for a in inputs)
+    x, idx, w = (a.reshape(N, T, -1) for a in inputs)
     for layout in LAYOUTS:
         for mode in ("throughput", "low_latency"):
             f = jax.vmap(partial(layer, layout=layout, mode=mode), axis_name="e")
@@ -272,9 +272,10 @@ def test_partly_manual_mesh(axis_type, mesh_of, inputs):
             out_specs=EXPERT,
             axis_names={"e"},
         )
-        value, pull = jax.jit(lambda x: jax.value_and_grad(lambda x: f(x, idx, w).sum())(x))(
-            jax.device_put(x, jax.sharding.NamedSharding(mesh, EXPERT))
-        )
+        sharding = jax.sharding.NamedSharding(mesh, EXPERT)
+        arguments = [jax.device_put(a, sharding) for a in (x, idx, w)]
+        step = jax.jit(jax.value_and_grad(lambda *a: f(*a).sum()))
+        value, pull = step(*arguments)
     want = expected(x, idx, w)
     assert float(value) == pytest.approx(want.sum(), rel=1e-5)
     np.testing.assert_allclose(pull, 2 * want / x, rtol=1e-4, atol=1e-5)

@@ -14,7 +14,7 @@ from jax_uccl._src import axes
 from jax_uccl._src.errors import UcclValueError
 from jax_uccl._src.moe import plan, registry, routing
 from jax_uccl._src.moe import quantize as fp8
-from jax_uccl._src.moe.handle import Dispatched, Handle, PendingDispatch
+from jax_uccl._src.moe.handle import Dispatched, Handle, PendingDispatch, Spec
 from jax_uccl._src.moe.require import require
 
 _SCALE_FORMATS = ("float32", "power_of_two")
@@ -239,59 +239,81 @@ def _prepare(
         "wait_times need the native implementation, which sees when each source's rows arrive; "
         "stats=True gives the load",
     )
+    given = dict(
+        num_experts=num_experts,
+        axis_name=None if axis_name is None else axes.as_names(axis_name),
+        capacity=capacity,
+        mode=mode,
+        layout=layout,
+        expert_alignment=expert_alignment,
+        implementation=implementation,
+    )
     if handle is not None:
-        given = dict(
-            num_experts=num_experts,
-            axis_name=None if axis_name is None else axes.as_names(axis_name),
-            capacity=capacity,
-            mode=mode,
-            layout=layout,
-            expert_alignment=expert_alignment,
-            implementation=implementation,
-        )
-        routing.check_handle(handle, x, given)
-        if (
-            topk_idx is not None
-            or logical_to_physical is not None
-            or rank_mask is not None
-            or stats
-        ):
+        arrays = (topk_idx, logical_to_physical, rank_mask)
+        if stats or any(a is not None for a in arrays):
             raise UcclValueError(
                 "moe.dispatch: the handle is a routing; topk_idx, logical_to_physical, rank_mask and "
                 "stats belong to the dispatch that made it"
             )
-        weights = _check_weights(topk_weights, (handle.spec.tokens, handle.spec.top_k))
-        gather = registry.find(handle.spec.implementation).gather
-        everybody = None if weights is None else gather(weights, handle.spec.axis_name)
-        return x, _result(handle, everybody), how
-
+        return x, _again(routing.check_handle(handle, x, given), topk_weights), how
     if topk_idx is None or axis_name is None:
         raise UcclValueError("moe.dispatch: needs topk_idx and axis_name, or a handle")
-    names = axes.as_names(axis_name)
-    axes.check_bound(names, "moe.dispatch")
+    axes.check_bound(axes.as_names(axis_name), "moe.dispatch")
     idx = routing.check_choices(topk_idx, "dispatch")
     if idx.shape[0] != x.shape[0]:
         raise UcclValueError(
             f"moe.dispatch: x has {x.shape[0]} tokens, topk_idx is for {idx.shape[0]}"
         )
     weights = _check_weights(topk_weights, idx.shape)
-    spec = routing.make_spec(
-        names=names,
-        num_experts=routing.check_experts(num_experts, names, "dispatch"),
-        tokens=x.shape[0],
-        top_k=idx.shape[1],
-        layout=layout or "rank_major",
-        capacity=capacity,
-        expert_alignment=1 if expert_alignment is None else int(expert_alignment),
-        mode=mode or "throughput",
-        implementation=implementation or registry.DEFAULT,
-    )
-    chosen = registry.find(spec.implementation)
+    spec = _make_spec(idx.shape, given)
     routing.refuse(
-        on_overflow == "error" and not chosen.run_time_errors,
+        on_overflow == "error" and not registry.find(spec.implementation).run_time_errors,
         f"implementation={spec.implementation!r} has no run-time errors; use on_overflow='drop' and "
         "look at .demand",
     )
+    return (
+        x,
+        _route(idx, weights, spec, logical_to_physical, rank_mask, on_overflow, stats),
+        how,
+    )
+
+
+def _make_spec(shape: tuple[int, int], given: dict[str, Any]) -> Spec:
+    """The options with their defaults, checked."""
+    names = given["axis_name"]
+    alignment = given["expert_alignment"]
+    return routing.make_spec(
+        names=names,
+        num_experts=routing.check_experts(given["num_experts"], names, "dispatch"),
+        tokens=shape[0],
+        top_k=shape[1],
+        layout=given["layout"] or "rank_major",
+        capacity=given["capacity"],
+        expert_alignment=1 if alignment is None else int(alignment),
+        mode=given["mode"] or "throughput",
+        implementation=given["implementation"] or registry.DEFAULT,
+    )
+
+
+def _again(handle: Handle, topk_weights: Any) -> Dispatched:
+    """The result for a routing that is known."""
+    spec = handle.spec
+    weights = _check_weights(topk_weights, (spec.tokens, spec.top_k))
+    gather = registry.find(spec.implementation).gather
+    return _result(handle, None if weights is None else gather(weights, spec.axis_name))
+
+
+def _route(
+    idx: Any,
+    weights: Any,
+    spec: Spec,
+    logical_to_physical: Any,
+    rank_mask: Any,
+    on_overflow: str,
+    stats: bool,
+) -> Dispatched:
+    """Exchanges the choices and works out the handle."""
+    names, chosen = spec.axis_name, registry.find(spec.implementation)
     me = lax.axis_index(names)
     idx = routing.to_physical(idx, logical_to_physical, me)
     idx = routing.apply_rank_mask(idx, rank_mask, me, spec)
@@ -307,21 +329,22 @@ def _prepare(
         )
     idx, idx_all = routing.only_experts(idx, spec), routing.only_experts(idx_all, spec)
     demand = plan.demand(idx_all, spec)
-    if on_overflow == "error" and spec.capacity < spec.worst_case:
+    if on_overflow == "error" and not spec.never_drops:
         idx_all = require(
             idx_all,
             demand,
             limit=spec.capacity,
             op="moe.dispatch",
             text=f"rank {{i}} needs capacity={{value}} for its rows, got capacity={spec.capacity}; "
-            f"{spec.worst_case} always holds",
+            f"{spec.worst_case} always holds"
+            + (" if no token names an expert twice" if spec.top_k > spec.local_experts else ""),
         )
     served = plan.drop(idx_all, spec)
     made = plan.make_handle(idx, served, me, demand[me], spec)
     result = _result(made, weights_all)
     if stats:
         result = _with(result, stats=routing.make_stats(idx_all, served, me, spec))
-    return x, result, how
+    return result
 
 
 def _result(handle: Handle, weights_all: Any) -> Dispatched:
@@ -402,7 +425,8 @@ def _rounded(x: Any, handle: Handle, how: _Quantize, reduction: str) -> Any:
     move = registry.find(handle.spec.implementation).dispatch
     rows = move(fp8.to_wire(*_quantize(x, how)), handle)
     values = fp8.dequantize(*fp8.from_wire(rows, x.shape[1]), x.dtype)
-    return _unrounded_derivative(x, values, handle, reduction)
+    # Added to nothing, as in routing.gather_choices.
+    return _unrounded_derivative(x + 0, values, handle, reduction)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(3,))

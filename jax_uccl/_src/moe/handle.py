@@ -54,9 +54,15 @@ class Spec:
 
     @property
     def worst_case(self) -> int:
-        """The smallest capacity that holds whatever the router says."""
+        """The smallest capacity that holds whatever a router says that names no expert twice in a token."""
         each = min(self.top_k, self.local_experts) if self.expert_major else 1
         return self.tokens * self.ranks * each + self.reserved
+
+    @property
+    def never_drops(self) -> bool:
+        """Whether the capacity holds even where tokens name an expert more than once."""
+        each = self.top_k if self.expert_major else 1
+        return self.capacity >= self.tokens * self.ranks * each + self.reserved
 
     @property
     def usable(self) -> int:

@@ -41,7 +41,7 @@ def drop(idx_all: Any, spec: Spec) -> Any:
     Rows are given out in the order of token index, then source rank (then choice, where each takes a row), so
     that all sources lose alike.
     """
-    if spec.capacity >= spec.worst_case:
+    if spec.never_drops:
         return idx_all
     target = owners(idx_all, spec)
     kept = target < 0

@@ -140,7 +140,8 @@ def gather_choices(idx: Any, weights: Any, names: Any, implementation: str) -> A
     both = gather(jnp.concatenate([idx, bits], axis=1), names)
     k = idx.shape[1]
     values = lax.bitcast_convert_type(both[..., k:], np.float32)
-    return both[..., :k], _gathered(weights, values, names, implementation)
+    # Added to nothing: custom_jvp does not take a NumPy constant under vmap. Only derivatives read it.
+    return both[..., :k], _gathered(weights + 0, values, names, implementation)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2, 3))
