@@ -9,7 +9,8 @@ Peers of one layout (processes x devices of each):
   jax-mpi  jax.lax on JAX's MPI implementation; needs mpirun and the MPIwrapper named by MPITRAMPOLINE_LIB
   mpi4jax  needs mpirun and a Python with mpi4jax (--mpi4jax-python)
   mpi      a C program on MPI itself, compiled here; needs mpicc and mpirun
-  memcpy   what copying the same bytes takes in each rank at the same time, warm: the floor
+  memcpy   what copying the same bytes takes in each rank at the same time: into memory that is there (warm), and
+           into new memory, as the results of XLA are
 
 uccl, lax and memcpy take turns within one job, round after round. A job can hold only one of the others, so all
 jobs are started in turn once a pass, and times of all passes count. Absent peers are named and skipped.
@@ -37,6 +38,7 @@ from typing import Any
 HERE = pathlib.Path(__file__).parent
 OPERATIONS = ("psum", "all_gather", "psum_scatter", "all_to_all", "ppermute")
 PEERS = ("uccl", "lax", "jax-mpi", "mpi4jax", "mpi", "memcpy")
+COPIES = ("memcpy", "memcpy to new")
 UNITS = {"K": 1 << 10, "M": 1 << 20}
 JOB_SECONDS = 900
 
@@ -55,7 +57,7 @@ def show_size(size: int) -> str:
 
 def bus_factor(op: str, ranks: int) -> float:
     """Bytes that must leave or enter a rank, per byte of the size."""
-    if op in ("ppermute", "memcpy"):
+    if op == "ppermute":
         return 1.0
     return (2 if op == "psum" else 1) * (ranks - 1) / ranks
 
@@ -178,10 +180,10 @@ def print_table(rows: list[dict]) -> None:
     print("microseconds per call, medians; (peer / ours)")
     head = "".join(f"{peer:>20}" for peer in present if peer != "memcpy")
     print(
-        f"{'layout':7}{'operation':13}{'dtype':6}{'size':>7}  {'how':11}{head}{'memcpy':>10} GB/s of ours"
+        f"{'layout':7}{'operation':13}{'dtype':6}{'size':>7}  {'how':11}{head}{'memcpy':>10}{'to new':>10} GB/s of ours"
     )
     for (processes, each, op, dtype, size, in_program), medians in cells.items():
-        if op == "memcpy":
+        if op in COPIES:
             continue
         ours = medians.get("uccl")
         line = f"{processes}x{each:<5}{op:13}{dtype:6}{show_size(size):>7}  "
@@ -193,8 +195,9 @@ def print_table(rows: list[dict]) -> None:
             if peer in medians and peer != "uccl" and ours:
                 cell += f" ({medians[peer] / ours:.2f})"
             line += f"{cell:>20}"
-        copy = cells.get((processes, each, "memcpy", "bytes", size, False), {}).get("memcpy")
-        line += f"{copy:10.1f}" if copy is not None else f"{'-':>10}"
+        for way in COPIES:
+            copy = cells.get((processes, each, way, "bytes", size, False), {}).get("memcpy")
+            line += f"{copy:10.1f}" if copy is not None else f"{'-':>10}"
         if ours:
             line += f" {size * bus_factor(op, processes * each) / ours / 1e3:.2f}"
         print(line)
@@ -209,7 +212,7 @@ def plot(rows: list[dict], path: str) -> None:
 
     rows = [r for r in rows if not r["in_program"] and r["dtype"] == "f32"]
     layouts = list(dict.fromkeys((r["processes"], r["devices_per_process"]) for r in rows))
-    operations = list(dict.fromkeys(r["op"] for r in rows))
+    operations = list(dict.fromkeys(r["op"] for r in rows if r["op"] not in COPIES))
     size = (3.2 * len(operations), 2.8 * len(layouts))
     figure, panels = pyplot.subplots(len(layouts), len(operations), figsize=size, squeeze=False)
     for line, layout in zip(panels, layouts, strict=True):

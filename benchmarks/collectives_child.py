@@ -126,15 +126,25 @@ def measure(
     return times
 
 
-def copies(size: int, local_ranks: int) -> Callable[[], Any]:
-    """Copies `size` bytes for each rank of this process at the same time."""
-    from concurrent.futures import ThreadPoolExecutor, wait
+def copies(size: int, local_ranks: int) -> dict[str, Callable[[], Any]]:
+    """Copies `size` bytes for each rank of this process at the same time: over old bytes, and into new memory."""
+    from concurrent.futures import ThreadPoolExecutor
 
     pairs = [(np.ones(size, np.uint8), np.zeros(size, np.uint8)) for _ in range(local_ranks)]
+
+    def warm(pair: tuple[Any, Any]) -> None:
+        np.copyto(pair[1], pair[0])
+
+    def fresh(pair: tuple[Any, Any]) -> None:
+        pair[0].copy()
+
     if local_ranks == 1:
-        return lambda: np.copyto(pairs[0][1], pairs[0][0])
+        return {"memcpy": lambda: warm(pairs[0]), "memcpy to new": lambda: fresh(pairs[0])}
     pool = ThreadPoolExecutor(local_ranks)
-    return lambda: wait([pool.submit(np.copyto, to, source) for source, to in pairs])
+    return {
+        "memcpy": lambda: list(pool.map(warm, pairs)),
+        "memcpy to new": lambda: list(pool.map(fresh, pairs)),
+    }
 
 
 def main() -> None:
@@ -189,8 +199,10 @@ def main() -> None:
 
     for size in plan["sizes"]:
         if "memcpy" in peers:
-            times = measure({"memcpy": copies(size, local)}, plan["rounds"], calls_for(size), 1)
-            record(times, op="memcpy", dtype="bytes", bytes=size, in_program=False)
+            for way, times_of in measure(
+                copies(size, local), plan["rounds"], calls_for(size), 1
+            ).items():
+                record({"memcpy": times_of}, op=way, dtype="bytes", bytes=size, in_program=False)
         for dtype in plan["dtypes"]:
             kind = {"f32": jnp.float32, "bf16": jnp.bfloat16}[dtype]
             for op in plan["operations"]:

@@ -276,7 +276,12 @@ Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& sea
     for (const auto& [process, status] : lost_processes_) {
       if (HasProcess(comm, static_cast<ProcessId>(process))) return status;
     }
-    if (connected_ && engine_->HasShared()) *engine = engine_;
+    if (connected_ && !state.neighbours.has_value()) {
+      state.neighbours = std::ranges::all_of(comm.members, [&](const Member& m) {
+        return m.process == comm.self || engine_->Shares(m.process);
+      });
+    }
+    if (state.neighbours.value_or(false)) *engine = engine_;
   }
   Result<OpKey> key = executions_->Next(matched);
   if (!key.ok()) return key.status();

@@ -108,11 +108,13 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   struct CommState {
     std::shared_ptr<const Communicator> comm;  // null while only its abort is known
     uint64_t next_seq = 0;
+    // Whether all other processes share memory with this one, once that is known.
+    std::optional<bool> neighbours;
     Status aborted;  // first cause; ok while it works
   };
   using OpPtr = std::shared_ptr<Operation>;
 
-  // `engine`: with whom the call may stay; null where all members are here.
+  // `engine`: with whom the call may stay; null where all members are here, or any is far away.
   Result<OpPtr> Join(const Call& call, const CallSite::Seat& seat,
                      const ExecutionTable::Call& matched, const CallSite::Plan& plan,
                      std::shared_ptr<engine::Engine>* engine);

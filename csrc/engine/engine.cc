@@ -255,14 +255,14 @@ void Engine::SendControl(ProcessId peer, std::string control) {
 bool Engine::Poll() { return impl_->shared != nullptr && impl_->shared->Poll(); }
 
 Engine::PollScope::PollScope(Engine* engine) {
-  if (engine->HasShared()) scope_.emplace(engine->impl_->shared.get());
+  if (engine->LocalProcesses() > 1) scope_.emplace(engine->impl_->shared.get());
 }
 
 int Engine::LocalProcesses() const {
   return 1 + (impl_->shared == nullptr ? 0 : impl_->shared->peers());
 }
 
-bool Engine::HasShared() const { return impl_->shared != nullptr && impl_->shared->peers() > 0; }
+bool Engine::Shares(ProcessId peer) const { return impl_->Shares(peer); }
 
 void Engine::Cancel(std::vector<Posted> posted, std::function<void()> done) {
   // Messages that were handed in before Connect pass through the workers' queues, so shared memory

@@ -94,9 +94,9 @@ class Engine final {
    private:
     std::optional<shm::Messenger::PollScope> scope_;
   };
-  // Whether any peer is reached that way, and how many processes of this host there are with this
-  // one. After Connect.
-  bool HasShared() const;
+  // Whether that peer is reached so, and how many processes of this host there are with this one.
+  // After Connect.
+  bool Shares(ProcessId peer) const;
   int LocalProcesses() const;
   // Withdraws messages; `done` runs on an engine thread once none of their buffers can be touched
   // again. Tokens that already completed are ignored. One that was never handed in has a tag

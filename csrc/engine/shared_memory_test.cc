@@ -42,7 +42,8 @@ TEST(SharedMemory, CarriesMessages_AndControlGoesOverTheNetwork) {
   for (const size_t from : {0, 2}) {
     Engine& engine = *cluster[from].engine;
     const ProcessId self{static_cast<int32_t>(from)};
-    EXPECT_TRUE(engine.HasShared());
+    EXPECT_TRUE(engine.Shares(ProcessId{1}) && !engine.Shares(self));
+    EXPECT_EQ(engine.LocalProcesses(), 3);
     cluster[1].engine->PostRecv(self, Info(1, small.size()), small_in, 10 * from + 1);
     cluster[1].engine->PostRecv(self, Info(2, large.size()), large_in, 10 * from + 2);
     engine.Send(ProcessId{1}, Info(1, small.size()), small, 1);
@@ -152,7 +153,8 @@ TEST(SharedMemory, OneSideWithoutIt_BothUseTheNetwork) {
                                               without.value()->LocalAddress()};
   ASSERT_TRUE(with.value()->Connect(ProcessId{0}, addresses, 1).ok());
   ASSERT_TRUE(without.value()->Connect(ProcessId{1}, addresses, 1).ok());
-  EXPECT_FALSE(with.value()->HasShared());
+  EXPECT_FALSE(with.value()->Shares(ProcessId{1}));
+  EXPECT_EQ(with.value()->LocalProcesses(), 1);
   EXPECT_EQ(without.value()->Stats().not_shared_because, "shared_memory=off");
   const std::vector<std::byte> data = Pattern(100'000, 1);
   std::vector<std::byte> buffer(data.size());

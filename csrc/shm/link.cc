@@ -88,12 +88,20 @@ bool Link::Cancel(bool is_send, uint64_t token, std::function<void()> freed) {
         outgoing_, [&](const auto& entry) { return entry.second.token == token; });
     if (it == outgoing_.end()) return true;
     const uint64_t id = it->first;
-    if (it->second.state == Outgoing::State::kOffered) {
+    Outgoing& out = it->second;
+    if (out.state == Outgoing::State::kOffered) {
       // The peer may be reading it.
-      it->second.state = Outgoing::State::kWithdrawn;
-      it->second.freed = std::move(freed);
+      out.state = Outgoing::State::kWithdrawn;
+      out.freed = std::move(freed);
       Queue({RecordKind::kWithdraw, id, {}});
       Publish();
+      return false;
+    }
+    if (out.state == Outgoing::State::kWithdrawn) {
+      out.freed = [first = std::move(out.freed), freed = std::move(freed)] {
+        if (first) first();
+        if (freed) freed();
+      };
       return false;
     }
     outgoing_.erase(it);
@@ -339,13 +347,12 @@ std::optional<Link::Piece> Link::Claim() {
 
 void Link::Finish(const Piece& piece, const Status& status, Deliveries* out) {
   std::lock_guard lock(mutex_);
+  // First, while this thread still counts as copying: it ends all fetches that nobody copies.
+  if (!status.ok()) FailLocked(Status::Error(StatusCode::kPeerLost, status.detail));
   Fetch& fetch = fetches_.at(piece.id);
   --fetch.copying;
   fetch.received += piece.to.size();
   stats_.fetched_bytes += piece.to.size();
-  if (!status.ok()) {
-    FailLocked(Status::Error(StatusCode::kPeerLost, status.detail));
-  }
   if (failed_ || fetch.cancelled) {
     if (fetch.copying == 0) {
       if (fetch.cancelled) {
