@@ -139,6 +139,8 @@ std::vector<TestOp> CompileAll(Fleet* fleet) {
 class EveryAlgorithm : public ::testing::TestWithParam<std::vector<int>> {};
 
 TEST_P(EveryAlgorithm, ResultsAreThoseOfOneProcess) {
+  // By operation; the same for every algorithm.
+  std::vector<std::vector<Vector>> inputs, wanted;
   for (size_t k = 0; k < MostAlgorithms(); ++k) {
     Config config;
     config.algorithms = Forced(k);
@@ -146,23 +148,24 @@ TEST_P(EveryAlgorithm, ResultsAreThoseOfOneProcess) {
     Fleet fleet(GetParam(), config);
     ASSERT_TRUE(fleet.Start());
     const std::vector<TestOp> ops = CompileAll(&fleet);
+    for (size_t i = inputs.size(); i < ops.size(); ++i) {
+      inputs.push_back(RandomInputs(ops[i], fleet.ranks(), i));
+      wanted.push_back(Expected(ops[i], inputs[i]));
+    }
     for (int64_t run = 0; run < 2; ++run) {
       std::vector<std::vector<std::shared_ptr<Outcome>>> outcomes;
-      std::vector<std::vector<Vector>> inputs;
-      for (const TestOp& op : ops) {
-        inputs.push_back(RandomInputs(op, fleet.ranks(), 100 * k + inputs.size()));
+      for (size_t i = 0; i < ops.size(); ++i) {
         std::vector<size_t> order;
-        for (size_t r = 0; r < fleet.ranks(); ++r)
-          order.push_back((r + inputs.size()) % fleet.ranks());
-        outcomes.push_back(fleet.SubmitAll(op, inputs.back(), order, run));
+        for (size_t r = 0; r < fleet.ranks(); ++r) order.push_back((r + i) % fleet.ranks());
+        outcomes.push_back(fleet.SubmitAll(ops[i], inputs[i], order, run));
       }
       for (size_t i = 0; i < ops.size(); ++i) {
         SCOPED_TRACE(ops[i].sites[0]->spec().label + " " + DTypeName(ops[i].dtype));
-        const std::vector<Vector> want = Expected(ops[i], inputs[i]);
-        for (size_t r = 0; r < want.size(); ++r) {
+        for (size_t r = 0; r < wanted[i].size(); ++r) {
           const Status status = outcomes[i][r]->Wait();
           ASSERT_TRUE(status.ok()) << "rank " << r << ": " << status.ToString();
-          ASSERT_TRUE(outcomes[i][r]->output == want[r]) << "rank " << r << " has wrong values";
+          ASSERT_TRUE(outcomes[i][r]->output == wanted[i][r])
+              << "rank " << r << " has wrong values";
         }
       }
     }
