@@ -235,7 +235,9 @@ def test_linen_inside_shard_map(mesh_of):
         out_specs=specs,
         check_vma=False,
     )
-    close(jax.jit(init)(x), nn.unbox(whole), 0, 0)
+    close(
+        jax.jit(init)(x), nn.unbox(whole), 1e-6, 1e-6
+    )  # compiled and not: the last bit may differ
 
 
 def test_nnx_made_inside_shard_map(mesh_of):
