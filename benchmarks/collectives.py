@@ -127,9 +127,12 @@ def run_job(job: list[str], command: list[str], plan: dict, scratch: pathlib.Pat
     environment = os.environ.copy()
     if job == ["jax-mpi"]:
         environment["UCCL_BENCH_COORDINATOR"] = f"127.0.0.1:{free_port()}"
-    subprocess.run(
-        command, check=True, stdout=subprocess.DEVNULL, timeout=JOB_SECONDS + 60, env=environment
+    done = subprocess.run(
+        command, check=False, stdout=subprocess.DEVNULL, timeout=JOB_SECONDS + 60, env=environment
     )
+    # JAX's MPI frees communicators after MPI_Finalize, which ends every job of it with an error.
+    if done.returncode != 0 and not (job == ["jax-mpi"] and out.exists()):
+        done.check_returncode()
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
