@@ -256,7 +256,9 @@ def main() -> None:
     history["unigram_entropy"] = entropy
     history["arguments"] = vars(args)
     history["devices"], history["processes"] = num_devices, jax.process_count()
-    stats = collectives.stats() if args.collectives == "uccl" else {"peers": {}, "shared_memory": {}}
+    stats = (
+        collectives.stats() if args.collectives == "uccl" else {"peers": {}, "shared_memory": {}}
+    )
     history["peers"], history["shared_memory"] = stats["peers"], stats["shared_memory"]
     for line in _summary(history):
         say(line)

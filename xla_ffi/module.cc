@@ -25,8 +25,8 @@
 #include "csrc/base/status.h"
 #include "csrc/collectives/runtime.h"
 #include "xla_ffi/handlers.h"
-#include "xla_ffi/plan_bindings.h"
 #include "xla_ffi/local_handlers.h"
+#include "xla_ffi/plan_bindings.h"
 #include "xla_ffi/sim_bindings.h"
 
 namespace nb = nanobind;

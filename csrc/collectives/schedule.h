@@ -58,8 +58,8 @@ struct Reduction {
 
 // Within a stage sends, receives and copies are independent. Reductions begin when all of them are
 // done, in an order: a later one may read what an earlier one wrote. The next stage starts when the
-// reductions are done. In the first stage an item may start as soon as the local ranks whose buffers
-// it names have arrived; later stages start with all of them present.
+// reductions are done. In the first stage an item may start as soon as the local ranks whose
+// buffers it names have arrived; later stages start with all of them present.
 struct Stage {
   std::vector<Transfer> sends, receives;
   std::vector<Copy> copies;
