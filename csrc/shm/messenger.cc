@@ -261,9 +261,8 @@ Messenger::PollScope::~PollScope() {
   Messenger& m = *messenger_;
   if (m.pollers_.fetch_sub(1, std::memory_order_seq_cst) != 1) return;
   if (!m.asleep_.load(std::memory_order_seq_cst)) return;  // it looks for work before it sleeps
-  if (!m.Waiting()) return;
-  m.segment_->header()->sleeping.store(1, std::memory_order_seq_cst);
-  if (m.HasWork()) RingBell(m.segment_->header());
+  // It takes over: the rings, and the looks after the peers.
+  if (m.Waiting() || m.HasWork()) RingBell(m.segment_->header());
 }
 
 void Messenger::Loop() {
@@ -291,6 +290,8 @@ void Messenger::Sleep() {
   const bool others = pollers_.load(std::memory_order_seq_cst) > 0;
   const bool waiting = Waiting();
   if (!others && waiting) header->sleeping.store(1, std::memory_order_seq_cst);
+  // Between that store and the look into the rings; see RingIfAsleep.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   // The last look. Others may leave, and calls come, from here on: they see asleep_.
   if (!stopping_.load(std::memory_order_seq_cst) && (others || !HasWork())) {
     if (!waiting) next_check_ = Nanos(0);  // the next message that waits starts the looks again

@@ -12,9 +12,9 @@
 //
 // Sleep and wake-up. `asleep_` says that the thread sleeps or is about to, `pollers_` how many
 // others serve, and `sleeping` in the segment whether peers must ring. A call that makes something
-// wait rings the thread itself, unless others serve. The thread sets asleep_, then looks at
-// pollers_; the last poller takes itself off pollers_, then looks at asleep_; all sequentially
-// consistent, so one of the two sees the other and sets `sleeping` before the last look for work.
+// wait rings the thread itself, unless others serve; so does the last poller, if it leaves
+// anything. The thread sets asleep_, then looks at pollers_ and at what waits; they change those
+// first and look at asleep_ then; all sequentially consistent, so one of the two sees the other.
 //
 // Any thread may call. Callbacks run on the own thread or in Poll, never under a lock, and must not
 // block.

@@ -365,6 +365,20 @@ TEST_F(Child, ExchangesThenIsKilled) {
   EXPECT_EQ(sink_.duplicates(), 0);
 }
 
+// A receive that was posted by a thread that polled, and left, is looked after all the same.
+TEST_F(Child, KilledAfterAPollerLeft_IsLost) {
+  ASSERT_NO_FATAL_FAILURE(Begin({}));
+  std::vector<std::byte> buffer(100);
+  {
+    const Messenger::PollScope scope(messenger_.get());
+    messenger_->PostRecv(ProcessId{1}, Info(3, 100), buffer, 3);
+    messenger_->Poll();
+  }
+  ASSERT_EQ(kill(child_, SIGKILL), 0);
+  ASSERT_TRUE(sink_.Wait(3));
+  EXPECT_EQ(sink_.StatusOf(3).code, StatusCode::kPeerLost);
+}
+
 TEST_F(Child, Stopped_IsLostAtTheSilenceLimit) {
   Config config;
   config.peer_silence_ms = 400;
