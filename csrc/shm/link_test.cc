@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -53,7 +53,7 @@ TEST_P(Links, MessagesOfAllSizes_ReceiverFirstAndSenderFirst) {
       EXPECT_EQ(received.kind, core::EventKind::kRecvDone);
       EXPECT_TRUE(received.status.ok() && pair.EventOf(0, name)->status.ok());
       EXPECT_EQ(received.remote.note, info.note);
-      EXPECT_EQ(std::memcmp(buffer.data() + 1, data.data(), size), 0) << size;
+      EXPECT_TRUE(std::ranges::equal(Bytes(buffer).subspan(1, size), data)) << size;
       EXPECT_TRUE(buffer.front() == std::byte{0xee} && buffer.back() == std::byte{0xee});
       ++name;
     }

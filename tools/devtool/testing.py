@@ -65,13 +65,19 @@ def run_ctest(name: str, folder: Path, environment: Environment, options: Option
     return counts
 
 
-def run_pytest(environment: Environment, options: Options) -> Counts:
-    """Unit tests on all cores, then the tests that start processes of their own one after the other."""
+def run_pytest(environment: Environment, options: Options, slow: bool) -> Counts:
+    """Unit tests on all cores, then the tests that start processes of their own one after the other.
+
+    Args:
+      environment: whose Python and JAX.
+      options: of the command line.
+      slow: also those that are marked so.
+    """
     reports = _fresh_folder(f"py-{environment.tag}")
     common: Words = [environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     if options.filter:
         common += ["-k", options.filter]
-    if options.quick:
+    if not slow:
         common += ["-m", "not slow"]
     env = environment.env(UCCL_SOURCE_ROOT=str(ROOT))
     env.setdefault("JAX_PLATFORMS", "cpu")
@@ -86,7 +92,7 @@ def run_pytest(environment: Environment, options: Options) -> Counts:
             continue
         report = reports / f"{part}.xml"
         status = status_of([*common, f"--junitxml={report}", *where], env=env)
-        if status == 5 and (options.filter or options.quick):  # the filter left nothing here
+        if status == 5 and (options.filter or not slow):  # the filter left nothing here
             continue
         counts = tally.from_junit([report])
         if (status == 0) != (counts.failed == 0):
@@ -204,7 +210,9 @@ def run_tests(stages: tuple[str, ...], options: Options, named: str | None) -> i
             report.stage(f"cc with {sanitizer} sanitizer", body)
     if "py" in stages:
         for environment in environments:
-            report.stage(f"py {environment.tag}", partial(run_pytest, environment, options))
+            # What is slow takes a quarter of an hour: once is enough.
+            slow = environment is first and not options.quick
+            report.stage(f"py {environment.tag}", partial(run_pytest, environment, options, slow))
     bazel = system.bazel() if {"bazel", "sources"} & set(stages) else None
     if "bazel" in stages:
         if bazel:
