@@ -21,6 +21,8 @@ from jax_uccl.flax import Router, deepseek_v3, mixtral, qwen3
 from jax_uccl.flax import linen as uccl_linen
 from jax_uccl.flax import nnx as uccl_nnx
 
+pytestmark = pytest.mark.slow  # Most compile a layer and its gradients: minutes in all.
+
 RNG = np.random.default_rng(0)
 
 

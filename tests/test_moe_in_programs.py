@@ -17,6 +17,8 @@ from jax_uccl import moe
 
 N, T, K, E, H = 3, 5, 3, 6, 4
 LOCAL = E // N
+pytestmark = pytest.mark.slow  # Derivatives and transformations compile for minutes in all.
+
 LAYOUTS = ["rank_major", "expert_major"]
 EXPERT = P("e")
 

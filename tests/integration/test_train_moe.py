@@ -58,7 +58,8 @@ def test_reference_learns(reference):
 
 
 @pytest.mark.parametrize(
-    ("processes", "devices"), [(4, 1), (2, 2), pytest.param(1, 4, marks=pytest.mark.slow)]
+    ("processes", "devices"),
+    [(4, 1), *(pytest.param(*layout, marks=pytest.mark.slow) for layout in ((2, 2), (1, 4)))],
 )
 def test_uccl_equals_lax(reference, tmp_path, processes, devices):
     history, results = run_example(tmp_path, processes, devices)
