@@ -328,13 +328,21 @@ def _summary(history: dict[str, Any]) -> list[str]:
         f"held-out   {_with_bits(loss)}, {abs(gain):.3f} nats {side} the unigram entropy",
         f"speed      {history['tokens_per_s']:.0f} tokens/s after the first step",
     ]
-    peers = history["peers"].values()
-    if peers:
-        sent = sum(peer["bytes_sent"] for peer in peers)
-        packets = sum(peer["packets_sent"] for peer in peers)
-        again = sum(peer["retransmits_fast"] + peer["retransmits_timeout"] for peer in peers)
+    neighbours = history["shared_memory"].values()
+    if neighbours:
+        sent = sum(neighbour["bytes_sent"] for neighbour in neighbours)
+        whole = sum(neighbour["messages_sent"] for neighbour in neighbours)
         lines.append(
-            f"network    process 0 sent {sent / 1e6:.1f} MB to {len(peers)} peers in {packets} "
+            f"memory     process 0 sent {sent / 1e6:.1f} MB to {len(neighbours)} processes of its host in "
+            f"{whole} messages"
+        )
+    far = [p for rank, p in history["peers"].items() if rank not in history["shared_memory"]]
+    if far:
+        sent = sum(peer["bytes_sent"] for peer in far)
+        packets = sum(peer["packets_sent"] for peer in far)
+        again = sum(peer["retransmits_fast"] + peer["retransmits_timeout"] for peer in far)
+        lines.append(
+            f"network    process 0 sent {sent / 1e6:.1f} MB to {len(far)} peers in {packets} "
             f"packets, {again} of them again"
         )
     return [*lines, f"final      train {history['train'][-1]:.6f} held-out {loss:.6f}"]
