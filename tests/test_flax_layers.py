@@ -21,9 +21,8 @@ from jax_uccl.flax import Router, deepseek_v3, mixtral, qwen3
 from jax_uccl.flax import linen as uccl_linen
 from jax_uccl.flax import nnx as uccl_nnx
 
-pytestmark = pytest.mark.slow  # Most compile a layer and its gradients: minutes in all.
-
 RNG = np.random.default_rng(0)
+pytestmark = pytest.mark.slow  # Most compile a layer and its gradients.
 
 
 def nnx_layer(router, *, bias_seed=1, shared=SHARED, **options):
@@ -42,9 +41,7 @@ def pure(layer):
 
 
 def close(ours, expected, rtol=2e-5, atol=2e-5):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), ours, expected
-    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol, atol), ours, expected)
 
 
 def dense_value_and_grad(router, params, x, target, valid=None):
