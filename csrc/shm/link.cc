@@ -346,7 +346,7 @@ std::optional<Link::Piece> Link::Claim() {
 }
 
 void Link::Finish(const Piece& piece, const Status& status, Deliveries* out) {
-  std::lock_guard lock(mutex_);
+  const Locked lock(this);
   // First, while this thread still counts as copying: it ends all fetches that nobody copies.
   if (!status.ok()) FailLocked(Status::Error(StatusCode::kPeerLost, status.detail));
   Fetch& fetch = fetches_.at(piece.id);

@@ -207,6 +207,23 @@ TEST(Link, AReceiveIsFreeOnlyWhenNoThreadCopiesIntoIt) {
   EXPECT_EQ(pair.CountOf(1, 11), 0u);
 }
 
+TEST(Link, NothingWaitsOnceTheLastPieceIsThere) {
+  Pair pair;
+  const std::vector<std::byte> data = Pattern(100'000, 1);
+  std::vector<std::byte> buffer(data.size());
+  pair[1].PostRecv(Info(1, data.size()), buffer, 11);
+  pair[0].Send(Info(1, data.size()), data, 1);
+  pair.Turn(1, /*copy=*/false);
+  const auto piece = pair[1].Claim();
+  ASSERT_TRUE(piece.has_value());
+  EXPECT_TRUE(pair[1].Waiting());
+  Deliveries d;
+  pair[1].Finish(*piece, pair[1].Copy(*piece), &d);
+  EXPECT_FALSE(pair[1].Waiting()) << "its thread would look after the peer for ever";
+  ASSERT_EQ(d.events.size(), 1u);
+  EXPECT_EQ(d.events[0].token, 11u);
+}
+
 TEST_P(Links, CancelledSends) {
   Pair pair(Options());
   const std::vector<std::byte> data = Pattern(3 << 20, 1);
