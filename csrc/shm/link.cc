@@ -14,7 +14,7 @@ namespace {
 // Of one fetch that a thread copies before it looks for other work: long enough to hide what it
 // takes to claim it, short enough that a small message waits some 100 us.
 constexpr uint64_t kPieceBytes = 1 << 20;
-// Fragments written in one go, and their part of the largest record.
+// Fragments written in one go.
 constexpr int kFragmentsPerTurn = 4;
 // Operations that were given up before they began are remembered so long.
 constexpr size_t kMaxDiscarded = 65'536;
@@ -68,16 +68,7 @@ void Link::PostRecv(const core::MessageInfo& info, MutableBytes buffer, uint64_t
     return;
   }
   Release(kept);
-  if (Mismatch(posted, kept.info)) return;
-  if (!kept.bytes.empty()) std::memcpy(buffer.data(), kept.bytes.data(), kept.bytes.size());
-  ++stats_.messages_received;
-  stats_.bytes_received += kept.bytes.size();
-  core::Event event;
-  event.kind = core::EventKind::kRecvDone;
-  event.token = token;
-  event.remote = kept.info;
-  ready_.events.push_back(std::move(event));
-  has_ready_.store(true, std::memory_order_release);
+  Place(posted, kept.info, kept.bytes);
 }
 
 bool Link::Cancel(bool is_send, uint64_t token, std::function<void()> freed) {
@@ -205,9 +196,7 @@ Link::Eager Link::WriteEager(const Outgoing& out) {
   writer_.Commit();
   published_ = true;
   eager_sent_ += static_cast<uint64_t>(cost);
-  ++stats_.messages_sent;
-  stats_.bytes_sent += out.data.size();
-  Report(core::EventKind::kSendDone, out.token, Status::Ok());
+  Sent(out);
   return Eager::kWritten;
 }
 
@@ -258,9 +247,7 @@ bool Link::Stream() {
       streams_.push_back(id);  // in turn, so that a long one does not hold up a short one
       continue;
     }
-    ++stats_.messages_sent;
-    stats_.bytes_sent += out.data.size();
-    Report(core::EventKind::kSendDone, out.token, Status::Ok());
+    Sent(out);
     outgoing_.erase(id);
   }
   return any;
@@ -356,7 +343,7 @@ void Link::Finish(const Piece& piece, const Status& status, Deliveries* out) {
   if (failed_ || fetch.cancelled) {
     if (fetch.copying == 0) {
       if (fetch.cancelled) {
-        if (fetch.freed) ready_.freed.push_back(std::move(fetch.freed));
+        Free(std::move(fetch.freed));
         if (!failed_) Queue({RecordKind::kDropped, piece.id, {}});
       } else {
         Report(core::EventKind::kRecvDone, fetch.token, failure_);
@@ -381,14 +368,7 @@ void Link::Conclude(uint64_t id) {
     return;
   }
   const auto it = fetches_.find(id);
-  ++stats_.messages_received;
-  stats_.bytes_received += it->second.buffer.size();
-  core::Event event;
-  event.kind = core::EventKind::kRecvDone;
-  event.token = it->second.token;
-  event.remote = it->second.info;
-  ready_.events.push_back(std::move(event));
-  has_ready_.store(true, std::memory_order_release);
+  Received(it->second.token, it->second.info);
   fetches_.erase(it);
   Queue({RecordKind::kDone, id, {}});
 }
@@ -463,7 +443,7 @@ void Link::FailLocked(Status status) {
   RingBell(theirs_->header());
   for (auto& [id, out] : outgoing_) {
     if (out.state == Outgoing::State::kWithdrawn) {
-      if (out.freed) ready_.freed.push_back(std::move(out.freed));
+      Free(std::move(out.freed));
     } else {
       Report(core::EventKind::kSendDone, out.token, failure_);
     }
@@ -496,8 +476,34 @@ void Link::FinishFailing() {
   core::Event event;
   event.kind = core::EventKind::kFailed;
   event.status = failure_;
+  Push(std::move(event));
+}
+
+void Link::Push(core::Event event) {
   ready_.events.push_back(std::move(event));
   has_ready_.store(true, std::memory_order_release);
+}
+
+void Link::Free(std::function<void()> freed) {
+  if (!freed) return;
+  ready_.freed.push_back(std::move(freed));
+  has_ready_.store(true, std::memory_order_release);
+}
+
+void Link::Sent(const Outgoing& out) {
+  ++stats_.messages_sent;
+  stats_.bytes_sent += out.data.size();
+  Report(core::EventKind::kSendDone, out.token, Status::Ok());
+}
+
+void Link::Received(uint64_t token, const core::MessageInfo& info) {
+  ++stats_.messages_received;
+  stats_.bytes_received += info.size_bytes;
+  core::Event event;
+  event.kind = core::EventKind::kRecvDone;
+  event.token = token;
+  event.remote = info;
+  Push(std::move(event));
 }
 
 void Link::Report(core::EventKind kind, uint64_t token, const Status& status) {
@@ -505,8 +511,7 @@ void Link::Report(core::EventKind kind, uint64_t token, const Status& status) {
   event.kind = kind;
   event.token = token;
   event.status = status;
-  ready_.events.push_back(std::move(event));
-  has_ready_.store(true, std::memory_order_release);
+  Push(std::move(event));
 }
 
 bool Link::Drained() const {

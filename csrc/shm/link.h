@@ -181,7 +181,15 @@ class Link final {
   void Break(const std::string& what);
   void FailLocked(Status status);
   void FinishFailing();
+  void Place(const Posted& posted, const core::MessageInfo& info, Bytes bytes);
+  bool TakeDiscarded(const core::MessageTag& tag);
+  // What a delivery is to bring.
+  void Push(core::Event event);
   void Report(core::EventKind kind, uint64_t token, const Status& status);
+  void Sent(const Outgoing& out);
+  void Received(uint64_t token, const core::MessageInfo& info);
+  void Differ(uint64_t token, const core::MessageInfo& remote);
+  void Free(std::function<void()> freed);
   void ReturnCredit(uint64_t bytes);
   void Release(const Kept& kept);
   void NoticeEnd(bool alive);

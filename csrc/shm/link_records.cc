@@ -69,12 +69,29 @@ bool Link::OnRecord(const RingReader::Record& record) {
 // Gives the receive its mismatch; the caller tells the sender.
 bool Link::Mismatch(const Posted& posted, const core::MessageInfo& info) {
   if (posted.info.digest == info.digest && posted.info.size_bytes == info.size_bytes) return false;
+  Differ(posted.token, info);
+  return true;
+}
+
+void Link::Differ(uint64_t token, const core::MessageInfo& remote) {
   core::Event event;
   event.kind = core::EventKind::kMismatch;
-  event.token = posted.token;
-  event.remote = info;
-  ready_.events.push_back(std::move(event));
-  has_ready_.store(true, std::memory_order_release);
+  event.token = token;
+  event.remote = remote;
+  Push(std::move(event));
+}
+
+// A message that came whole has met its receive.
+void Link::Place(const Posted& posted, const core::MessageInfo& info, Bytes bytes) {
+  if (Mismatch(posted, info)) return;
+  if (!bytes.empty()) std::memcpy(posted.buffer.data(), bytes.data(), bytes.size());
+  Received(posted.token, info);
+}
+
+// Whether the message was given up before it came; it may be so once.
+bool Link::TakeDiscarded(const core::MessageTag& tag) {
+  if (discarded_.erase(tag) == 0) return false;
+  std::erase(discarded_order_, tag);
   return true;
 }
 
@@ -102,8 +119,7 @@ bool Link::OnMessage(const RingReader::Record& record) {
   if (info.size_bytes != bytes.size()) return false;
   const auto it = posted_.find(info.tag);
   if (it == posted_.end()) {
-    if (discarded_.erase(info.tag) > 0) {
-      std::erase(discarded_order_, info.tag);
+    if (TakeDiscarded(info.tag)) {
       ReturnCredit(bytes.size());
       return true;
     }
@@ -119,16 +135,7 @@ bool Link::OnMessage(const RingReader::Record& record) {
   const Posted posted = it->second;
   posted_.erase(it);
   ReturnCredit(bytes.size());
-  if (Mismatch(posted, info)) return true;
-  if (!bytes.empty()) std::memcpy(posted.buffer.data(), bytes.data(), bytes.size());
-  ++stats_.messages_received;
-  stats_.bytes_received += bytes.size();
-  core::Event event;
-  event.kind = core::EventKind::kRecvDone;
-  event.token = posted.token;
-  event.remote = info;
-  ready_.events.push_back(std::move(event));
-  has_ready_.store(true, std::memory_order_release);
+  Place(posted, info, bytes);
   return true;
 }
 
@@ -149,8 +156,7 @@ bool Link::OnOffer(const RingReader::Record& record) {
     Accept(posted, offer);
     return true;
   }
-  if (discarded_.erase(offer.info.tag) > 0) {
-    std::erase(discarded_order_, offer.info.tag);
+  if (TakeDiscarded(offer.info.tag)) {
     Queue({RecordKind::kDropped, offer.id, {}});
     return true;
   }
@@ -193,14 +199,7 @@ bool Link::OnFragment(const RingReader::Record& record) {
   std::memcpy(fetch.buffer.data() + fetch.received, bytes.data(), bytes.size());
   fetch.received += bytes.size();
   if (fetch.received < fetch.buffer.size()) return true;
-  ++stats_.messages_received;
-  stats_.bytes_received += fetch.received;
-  core::Event event;
-  event.kind = core::EventKind::kRecvDone;
-  event.token = fetch.token;
-  event.remote = fetch.info;
-  ready_.events.push_back(std::move(event));
-  has_ready_.store(true, std::memory_order_release);
+  Received(fetch.token, fetch.info);
   fetches_.erase(it);
   return true;
 }
@@ -213,15 +212,10 @@ bool Link::OnRefused(const RingReader::Record& record) {
   if (it == outgoing_.end()) return true;
   Outgoing& out = it->second;
   if (out.state == Outgoing::State::kWithdrawn) {
-    if (out.freed) ready_.freed.push_back(std::move(out.freed));
+    Free(std::move(out.freed));
   } else {
-    core::Event event;
-    event.kind = core::EventKind::kMismatch;
-    event.token = out.token;
-    event.remote = FromRecord(raw);
-    ready_.events.push_back(std::move(event));
+    Differ(out.token, FromRecord(raw));
   }
-  has_ready_.store(true, std::memory_order_release);
   outgoing_.erase(it);
   return true;
 }
@@ -253,8 +247,7 @@ void Link::OnAnswer(RecordKind kind, uint64_t id) {
     return;
   }
   if (withdrawn) {
-    if (out.freed) ready_.freed.push_back(std::move(out.freed));
-    has_ready_.store(true, std::memory_order_release);
+    Free(std::move(out.freed));
     outgoing_.erase(it);
     return;
   }
@@ -264,9 +257,7 @@ void Link::OnAnswer(RecordKind kind, uint64_t id) {
     std::erase(streams_, id);
     return;
   }
-  ++stats_.messages_sent;
-  stats_.bytes_sent += out.data.size();
-  Report(core::EventKind::kSendDone, out.token, Status::Ok());
+  Sent(out);
   outgoing_.erase(it);
 }
 
