@@ -15,25 +15,16 @@ constexpr size_t kVectorBytes = 32;
 
 #include "csrc/collectives/reduce_vectors.inc"
 
-// The processor's own conversions: the lower half of the elements first.
-struct HalfCodec {
-  using Register = FloatPair;
+struct HalfConversions {
   using Halves = __m128i;
-  static constexpr size_t kBytes = kVectorBytes;
-  static UCCL_INLINE Vector<float> Widen(const std::byte* from) {
-    return Bits<Vector<float>>(_mm256_cvtph_ps(LoadVector<Halves>(from)));
+  static UCCL_INLINE Vector<float> Widen(Halves halves) {
+    return Bits<Vector<float>>(_mm256_cvtph_ps(halves));
   }
   static UCCL_INLINE Halves Narrow(Vector<float> v) {
-    return _mm256_cvtps_ph(Bits<__m256>(OneNan(v)), _MM_FROUND_TO_NEAREST_INT);
-  }
-  static UCCL_INLINE Register Load(const std::byte* from) {
-    return {Widen(from), Widen(from + sizeof(Halves))};
-  }
-  static UCCL_INLINE void Store(std::byte* to, const Register& v) {
-    StoreVector(to, Narrow(v.first));
-    StoreVector(to + sizeof(Halves), Narrow(v.second));
+    return _mm256_cvtps_ph(Bits<__m256>(v), _MM_FROUND_TO_NEAREST_INT);
   }
 };
+using HalfCodec = HalvesCodec<HalfConversions>;
 
 #include "csrc/collectives/reduce_tree.inc"
 

@@ -15,27 +15,18 @@ constexpr size_t kVectorBytes = 64;
 
 #include "csrc/collectives/reduce_vectors.inc"
 
-// The processor's own conversions: the lower half of the elements first. With masks, because gcc
-// warns about its own unmasked ones (bug 105593); full masks vanish.
-struct HalfCodec {
-  using Register = FloatPair;
+// With masks, because gcc warns about its own unmasked ones (bug 105593); full masks vanish.
+struct HalfConversions {
   using Halves = __m256i;
-  static constexpr size_t kBytes = kVectorBytes;
   static constexpr __mmask16 kAll = 0xffff;
-  static UCCL_INLINE Vector<float> Widen(const std::byte* from) {
-    return Bits<Vector<float>>(_mm512_maskz_cvtph_ps(kAll, LoadVector<Halves>(from)));
+  static UCCL_INLINE Vector<float> Widen(Halves halves) {
+    return Bits<Vector<float>>(_mm512_maskz_cvtph_ps(kAll, halves));
   }
   static UCCL_INLINE Halves Narrow(Vector<float> v) {
-    return _mm512_maskz_cvtps_ph(kAll, Bits<__m512>(OneNan(v)), _MM_FROUND_TO_NEAREST_INT);
-  }
-  static UCCL_INLINE Register Load(const std::byte* from) {
-    return {Widen(from), Widen(from + sizeof(Halves))};
-  }
-  static UCCL_INLINE void Store(std::byte* to, const Register& v) {
-    StoreVector(to, Narrow(v.first));
-    StoreVector(to + sizeof(Halves), Narrow(v.second));
+    return _mm512_maskz_cvtps_ph(kAll, Bits<__m512>(v), _MM_FROUND_TO_NEAREST_INT);
   }
 };
+using HalfCodec = HalvesCodec<HalfConversions>;
 
 #include "csrc/collectives/reduce_tree.inc"
 

@@ -17,8 +17,6 @@
 namespace uccl::coll {
 namespace {
 
-constexpr Nanos FromMillis(int64_t ms) { return std::chrono::milliseconds(ms); }
-
 // Of one of so many processes of this host.
 uint64_t ReduceThreads(int processes) {
   constexpr uint64_t kMost = 16;  // more share one memory in vain

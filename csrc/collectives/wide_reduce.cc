@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "csrc/base/bfloat16.h"
 #include "csrc/collectives/reduce.h"
 
 namespace uccl::coll {
@@ -14,17 +15,7 @@ namespace {
 
 constexpr size_t kBlock = 1024;
 
-// The conversions do not depend on the floating-point environment, which on XLA's threads flushes
-// subnormals: integer operations, and additions whose results are normal.
-float FromBFloat(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
-
-uint16_t ToBFloat(float f) {
-  const auto u = std::bit_cast<uint32_t>(f);
-  if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((u >> 16) | 0x40u);  // NaN
-  // To nearest, ties to even.
-  return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-}
-
+// As those of bfloat16.h: integer operations, and additions whose results are normal.
 float FromHalf(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
   const uint32_t exponent = (bits >> 10) & 0x1fu, mantissa = bits & 0x3ffu;
@@ -64,8 +55,8 @@ void ReduceWide(DType dtype, ReduceOp op, std::span<const WideInput> inputs,
     ReduceElements(dtype, op, from, to, count);
     return;
   }
-  const auto widen = dtype == DType::kF16 ? &FromHalf : &FromBFloat;
-  const auto narrow = dtype == DType::kF16 ? &ToHalf : &ToBFloat;
+  const auto widen = dtype == DType::kF16 ? &FromHalf : &FromBFloat16;
+  const auto narrow = dtype == DType::kF16 ? &ToHalf : &ToBFloat16;
   std::vector<float> widened(kBlock * inputs.size()), sums(kBlock);
   for (size_t begin = 0; begin < count; begin += kBlock) {
     const size_t length = std::min(kBlock, count - begin);

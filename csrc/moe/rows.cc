@@ -3,24 +3,14 @@
 #include "csrc/moe/rows.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
+
+#include "csrc/base/bfloat16.h"
 
 namespace uccl::moe {
 namespace {
 
 constexpr size_t kBlock = 1024;  // elements; 4 KiB of sums
-
-float ToFloat(uint16_t bfloat) { return std::bit_cast<float>(static_cast<uint32_t>(bfloat) << 16); }
-
-// Without branches, so that compilers vectorise it. NaN stays a (quiet) NaN.
-uint16_t ToBFloat(float f) {
-  const auto u = std::bit_cast<uint32_t>(f);
-  const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  const uint32_t quiet = (u >> 16) | 0x40u;
-  const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
-  return static_cast<uint16_t>(nan ? quiet : rounded);
-}
 
 void AddBlock(RowType type, const std::byte* row, size_t first, size_t count, float* sums) {
   if (type == RowType::kF32) {
@@ -28,7 +18,7 @@ void AddBlock(RowType type, const std::byte* row, size_t first, size_t count, fl
     for (size_t i = 0; i < count; ++i) sums[i] += values[i];
   } else {
     const auto* values = reinterpret_cast<const uint16_t*>(row) + first;
-    for (size_t i = 0; i < count; ++i) sums[i] += ToFloat(values[i]);
+    for (size_t i = 0; i < count; ++i) sums[i] += FromBFloat16(values[i]);
   }
 }
 
@@ -37,7 +27,7 @@ void StoreBlock(RowType type, const float* sums, size_t first, size_t count, std
     std::memcpy(reinterpret_cast<float*>(row) + first, sums, count * sizeof(float));
   } else {
     auto* values = reinterpret_cast<uint16_t*>(row) + first;
-    for (size_t i = 0; i < count; ++i) values[i] = ToBFloat(sums[i]);
+    for (size_t i = 0; i < count; ++i) values[i] = ToBFloat16(sums[i]);
   }
 }
 
