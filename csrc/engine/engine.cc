@@ -249,6 +249,8 @@ void Engine::PostRecv(ProcessId peer, const core::MessageInfo& info, MutableByte
 }
 
 void Engine::SendControl(ProcessId peer, std::string control) {
+  // By the way that its messages and its goodbye take, which must not overtake it.
+  if (impl_->Shares(peer)) return impl_->shared->SendControl(peer, std::move(control));
   impl_->workers[0]->Push(ControlCommand{peer, std::move(control)});
 }
 

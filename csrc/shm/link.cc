@@ -142,10 +142,29 @@ void Link::Discard(const core::MessageTag& tag) {
   discarded_order_.pop_front();
 }
 
+void Link::SendControl(std::string control) {
+  const Locked lock(this);
+  if (failed_ || left_ || leaving_) return;
+  const uint64_t id = next_id_++;
+  if (control.size() > kMaxControlBytes) control.resize(kMaxControlBytes);
+  controls_.emplace(id, std::move(control));
+  Queue({RecordKind::kControl, id, {}});
+  // Also where nobody there waits for anything.
+  RingBell(theirs_->header());
+}
+
+void Link::ControlTaken(uint64_t token) {
+  const Locked lock(this);
+  if (failed_) return;
+  Queue({RecordKind::kDone, token, {}});
+  Publish();
+}
+
 // Removes the token's event, if it waits to be handed out.
 void Link::Silence(uint64_t token) {
   std::erase_if(ready_.events, [&](const core::Event& event) {
-    return event.token == token && event.kind != core::EventKind::kFailed;
+    return event.token == token && event.kind != core::EventKind::kFailed &&
+           event.kind != core::EventKind::kControl;
   });
 }
 
@@ -161,6 +180,15 @@ bool Link::Write(const Note& note) {
   switch (note.kind) {
     case RecordKind::kMessage:
       return WriteMessage(note.id);
+    case RecordKind::kControl: {
+      const auto it = controls_.find(note.id);
+      if (it == controls_.end()) return true;
+      std::byte* const body =
+          writer_.Reserve(static_cast<uint32_t>(note.kind), note.id, it->second.size());
+      if (body == nullptr) return false;
+      std::memcpy(body, it->second.data(), it->second.size());
+      break;
+    }
     case RecordKind::kRefused: {
       std::byte* const body =
           writer_.Reserve(static_cast<uint32_t>(note.kind), note.id, sizeof(RecordInfo));
@@ -460,6 +488,7 @@ void Link::FailLocked(Status status) {
   });
   kept_.clear();
   kept_bytes_ = 0;
+  controls_.clear();
   backlog_.clear();
   streams_.clear();
   to_copy_.clear();
@@ -516,7 +545,7 @@ void Link::Report(core::EventKind kind, uint64_t token, const Status& status) {
 
 bool Link::Drained() const {
   std::lock_guard lock(mutex_);
-  return failed_ || left_ || (outgoing_.empty() && backlog_.empty());
+  return failed_ || left_ || (outgoing_.empty() && backlog_.empty() && controls_.empty());
 }
 
 void Link::Leave() {

@@ -44,6 +44,7 @@ namespace uccl::shm {
 
 // What a message kept for a later receive counts beyond its bytes, against eager_buffer_bytes.
 inline constexpr int64_t kKeptOverheadBytes = 128;
+inline constexpr size_t kMaxControlBytes = 512;
 
 struct LinkOptions {
   ProcessId peer{};
@@ -86,6 +87,12 @@ class Link final {
   [[nodiscard]] bool Cancel(bool is_send, uint64_t token, std::function<void()> freed);
   // As core::Connection::Discard, for a receive.
   void Discard(const core::MessageTag& tag);
+  // A small text (cut to kMaxControlBytes), handed out there as kControl and in order with what
+  // else is sent. Dropped where the peer is lost or has left. Whoever was handed one says so by
+  // ControlTaken with the event's token; this side is not Drained before that, so a peer has always
+  // seen why this side leaves before it sees that it does.
+  void SendControl(std::string control);
+  void ControlTaken(uint64_t token);
 
   // Reads what came, writes what waited. False when there was nothing to do, or another thread is
   // at it.
@@ -172,6 +179,7 @@ class Link final {
   bool OnMessage(const RingReader::Record& record);
   bool OnOffer(const RingReader::Record& record);
   bool OnFragment(const RingReader::Record& record);
+  bool OnControl(const RingReader::Record& record);
   bool OnRefused(const RingReader::Record& record);
   void OnAnswer(RecordKind kind, uint64_t id);
   void OnLeaving();
@@ -202,7 +210,9 @@ class Link final {
     explicit Locked(Link* link) : link_(link), lock_(link->mutex_) {}
     Locked(Link* link, std::try_to_lock_t t) : link_(link), lock_(link->mutex_, t) {}
     ~Locked() {
-      if (lock_.owns_lock()) link_->waiting_.store(link_->Outstanding(), std::memory_order_seq_cst);
+      if (!lock_.owns_lock()) return;
+      link_->waiting_.store(link_->Outstanding() || !link_->controls_.empty(),
+                            std::memory_order_seq_cst);
     }
     bool owns_lock() const { return lock_.owns_lock(); }
 
@@ -222,7 +232,8 @@ class Link final {
   RingWriter writer_;
   std::unordered_map<uint64_t, Outgoing> outgoing_;  // by id
   std::deque<Note> backlog_;
-  std::deque<uint64_t> streams_;  // ids, in turn
+  std::deque<uint64_t> streams_;                        // ids, in turn
+  std::unordered_map<uint64_t, std::string> controls_;  // by id, until the peer has seen them
   std::unordered_map<core::MessageTag, Posted, core::MessageTagHash> posted_;
   std::unordered_map<core::MessageTag, Kept, core::MessageTagHash> kept_;
   std::unordered_map<uint64_t, Fetch> fetches_;  // by the peer's id

@@ -56,6 +56,62 @@ TEST(LinkEnd, Goodbye_IsQuietAndLeavesEarlyMessagesToBeReceived) {
   EXPECT_EQ(Lost(pair, 1), nullptr) << "answered, not lost";
 }
 
+// Controls that were handed out, in order.
+std::vector<std::string> Controls(Pair& pair, size_t end) {
+  std::vector<std::string> controls;
+  for (const core::Event& event : pair.events(end)) {
+    if (event.kind == core::EventKind::kControl) controls.push_back(event.control);
+  }
+  return controls;
+}
+
+TEST(LinkEnd, Controls_AreSeenBeforeTheGoodbye) {
+  Pair pair;
+  std::vector<std::byte> buffer(500);
+  pair[1].PostRecv(Info(1, 500), buffer, 11);  // so that the goodbye is a loss
+  pair[0].SendControl("why");
+  pair[0].SendControl(std::string(kMaxControlBytes + 1, 'x'));
+  pair[0].SendControl("");
+  EXPECT_TRUE(pair[0].Waiting());
+  pair.Run();
+  EXPECT_EQ(Controls(pair, 1),
+            (std::vector<std::string>{"why", std::string(kMaxControlBytes, 'x'), ""}));
+  EXPECT_FALSE(pair[0].Drained()) << "handed out, but nobody said that it was seen";
+  for (const core::Event& event : pair.events(1)) pair[1].ControlTaken(event.token);
+  pair.Run();
+  EXPECT_TRUE(pair[0].Drained());
+  EXPECT_FALSE(pair[0].Waiting());
+  pair[0].Leave();
+  pair[0].SendControl("too late");
+  EXPECT_TRUE(pair[0].Drained());
+  pair.Run();
+  EXPECT_EQ(Controls(pair, 1).size(), 3u);
+  ASSERT_NE(Lost(pair, 1), nullptr);
+}
+
+TEST(LinkEnd, Controls_WaitForRoomInTheRing) {
+  Pair pair({.ring_bytes = 4096});
+  constexpr size_t kControls = 40;  // of 200 bytes
+  for (size_t i = 0; i < kControls; ++i) pair[0].SendControl(std::string(200, 'a') + char('0' + i));
+  EXPECT_GT(pair[0].stats().ring_full, 0u);
+  pair.Run();
+  const std::vector<std::string> controls = Controls(pair, 1);
+  ASSERT_EQ(controls.size(), kControls);
+  for (size_t i = 0; i < kControls; ++i) EXPECT_EQ(controls[i].back(), char('0' + i));
+}
+
+TEST(LinkEnd, Controls_ToAPeerThatLeavesAreDropped) {
+  Pair pair;
+  pair[1].Leave();
+  pair[0].SendControl("crosses the goodbye");
+  EXPECT_FALSE(pair[0].Drained());
+  (void)pair.Turn(0);
+  EXPECT_TRUE(pair[0].Drained());
+  EXPECT_FALSE(pair[0].Waiting());
+  pair.Check(0, FromMillis(1));
+  EXPECT_EQ(Lost(pair, 0), nullptr) << "nothing of ours was outstanding";
+}
+
 TEST(LinkEnd, Goodbye_WhileSomethingIsOutstandingIsALoss) {
   Pair pair;
   std::vector<std::byte> buffer(500);

@@ -51,6 +51,8 @@ bool Link::OnRecord(const RingReader::Record& record) {
       return OnFragment(record);
     case RecordKind::kRefused:
       return OnRefused(record);
+    case RecordKind::kControl:
+      return OnControl(record);
     case RecordKind::kDone:
     case RecordKind::kWant:
     case RecordKind::kDropped:
@@ -204,6 +206,16 @@ bool Link::OnFragment(const RingReader::Record& record) {
   return true;
 }
 
+bool Link::OnControl(const RingReader::Record& record) {
+  if (record.header.body_bytes > kMaxControlBytes) return false;
+  core::Event event;
+  event.kind = core::EventKind::kControl;
+  event.token = record.header.id;
+  event.control.assign(reinterpret_cast<const char*>(record.body), record.header.body_bytes);
+  Push(std::move(event));
+  return true;
+}
+
 bool Link::OnRefused(const RingReader::Record& record) {
   RecordInfo raw;
   if (record.header.body_bytes != sizeof(raw)) return false;
@@ -236,6 +248,7 @@ void Link::OnAnswer(RecordKind kind, uint64_t id) {
     // One that was asked for stays open, as if it had never come: the kWant finds it withdrawn.
     return Queue({RecordKind::kDropped, id, {}});
   }
+  if (kind == RecordKind::kDone && controls_.erase(id) > 0) return;
   const auto it = outgoing_.find(id);
   if (it == outgoing_.end()) return;
   Outgoing& out = it->second;
@@ -266,6 +279,7 @@ void Link::OnLeaving() {
   ended_.store(true, std::memory_order_relaxed);
   // What it still offers was given up by its shutdown.
   std::erase_if(kept_, [](const auto& entry) { return entry.second.offered; });
+  controls_.clear();  // it would not read them
   if (Outstanding()) FailLocked(ShutDownStatus());
 }
 

@@ -163,6 +163,12 @@ void Messenger::PostRecv(ProcessId peer, const core::MessageInfo& info, MutableB
   NudgeThread(link);
 }
 
+void Messenger::SendControl(ProcessId peer, std::string control) {
+  Link* const link = FindLink(peer);
+  link->SendControl(std::move(control));
+  NudgeThread(link);
+}
+
 bool Messenger::Cancel(ProcessId peer, bool is_send, uint64_t token, std::function<void()> freed) {
   Link* const link = FindLink(peer);
   const bool free = link->Cancel(is_send, token, std::move(freed));
@@ -244,6 +250,9 @@ void Messenger::Deliver(Link* link, Deliveries* deliveries) {
   for (const core::Event& event : deliveries->events) {
     if (event.kind == core::EventKind::kFailed) {
       sink_->OnPeerLost(link->peer(), event.status);
+    } else if (event.kind == core::EventKind::kControl) {
+      sink_->OnControl(link->peer(), event.control);
+      link->ControlTaken(event.token);
     } else {
       sink_->OnMessage(link->peer(), event);
     }

@@ -47,6 +47,7 @@ class Sink {
   virtual ~Sink() = default;
   // As engine::EngineSink.
   virtual void OnMessage(ProcessId peer, const core::Event& event) = 0;
+  virtual void OnControl(ProcessId peer, const std::string& control) = 0;
   virtual void OnPeerLost(ProcessId peer, const Status& status) = 0;
 };
 
@@ -69,6 +70,8 @@ class Messenger final {
   // As engine::Engine; the peer must be reached. Results come through Poll or the own thread.
   void Send(ProcessId peer, const core::MessageInfo& info, Bytes data, uint64_t token);
   void PostRecv(ProcessId peer, const core::MessageInfo& info, MutableBytes buffer, uint64_t token);
+  // Cut to kMaxControlBytes. Shutdown waits until the peer's sink has had it.
+  void SendControl(ProcessId peer, std::string control);
   // True when the buffer is free at once; otherwise `freed` runs later.
   [[nodiscard]] bool Cancel(ProcessId peer, bool is_send, uint64_t token,
                             std::function<void()> freed);

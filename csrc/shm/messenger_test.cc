@@ -36,8 +36,13 @@ class Recorder final : public Sink {
     if (!events_.emplace(event.token, event).second) ++duplicates_;
     changed_.notify_all();
   }
+  void OnControl(ProcessId, const std::string& control) override {
+    std::lock_guard lock(mutex_);
+    controls_.push_back(control);
+  }
   void OnPeerLost(ProcessId peer, const Status& status) override {
     std::lock_guard lock(mutex_);
+    controls_before_loss_ = controls_.size();
     lost_.emplace_back(peer, status);
     changed_.notify_all();
   }
@@ -61,6 +66,14 @@ class Recorder final : public Sink {
     std::lock_guard lock(mutex_);
     return lost_;
   }
+  std::vector<std::string> controls() const {
+    std::lock_guard lock(mutex_);
+    return controls_;
+  }
+  size_t controls_before_loss() const {
+    std::lock_guard lock(mutex_);
+    return controls_before_loss_;
+  }
   int duplicates() const {
     std::lock_guard lock(mutex_);
     return duplicates_;
@@ -72,6 +85,8 @@ class Recorder final : public Sink {
   std::condition_variable changed_;
   std::map<uint64_t, core::Event> events_;
   std::vector<std::pair<ProcessId, Status>> lost_;
+  std::vector<std::string> controls_;
+  size_t controls_before_loss_ = 0;
   int duplicates_ = 0;
 };
 
@@ -121,6 +136,24 @@ INSTANTIATE_TEST_SUITE_P(Ways, Messengers,
                            return std::string(info.param.one_copy ? "OneCopy" : "TwoCopies") +
                                   (info.param.poll ? "Polled" : "Own");
                          });
+
+// A peer that sleeps because it waits for nothing hears of it all the same, and one that waits
+// hears it before the loss.
+TEST(Messenger, WhatIsSaidBeforeALeaveIsHeardBeforeTheLoss) {
+  for (const bool waits : {false, true}) {
+    Group group(2);
+    std::vector<std::byte> buffer(100);
+    if (waits) group[1].PostRecv(Group::Id(0), Info(1, 100), buffer, 11);
+    for (const char* text : {"one", "two"}) group[0].SendControl(Group::Id(1), text);
+    EXPECT_TRUE(group[0].Shutdown(std::chrono::seconds(60)).ok());
+    EXPECT_EQ(group.sink(1).controls(), (std::vector<std::string>{"one", "two"}));
+    if (waits) {
+      ASSERT_TRUE(group.sink(1).WaitLost());
+      EXPECT_EQ(group.sink(1).controls_before_loss(), 2u);
+    }
+    EXPECT_TRUE(group[1].Shutdown(std::chrono::seconds(60)).ok());
+  }
+}
 
 // Every process sends to every other one, from two threads each, messages of many sizes.
 TEST_P(Messengers, EverybodyToEverybody) {

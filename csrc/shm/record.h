@@ -16,9 +16,12 @@
 //                                 <- kDropped   it will not take it (the operation failed there)
 //   kWithdraw                     ->        please stop; answered by kDone or kDropped, whichever
 //                                           comes first, and then the memory is the sender's again
+//   kControl text                 ->        handed to the user of the other side
+//                                 <- kDone      who has seen it
 //   kLeaving                      ->        the last record: the sender has shut down in order
 //
-// `id` numbers the offers of one direction. Records between two processes keep their order.
+// `id` numbers the offers and controls of one direction. Records between two processes keep their
+// order.
 #pragma once
 
 #include <algorithm>
@@ -41,6 +44,7 @@ enum class RecordKind : uint32_t {
   kRefused,
   kDropped,
   kWithdraw,
+  kControl,
   kLeaving,
 };
 
