@@ -1,7 +1,8 @@
-# uccl_room(<name> <folder> [DEPS <rooms>] [SYSTEM_INCLUDES <folders>] [EXCLUDE <regex>])
+# uccl_room(<name> <folder> [DEPS <rooms>] [SYSTEM_INCLUDES <folders>] [EXCLUDE <regex>] [ONE_THREAD])
 #   <folder>/**/*.cc              -> library uccl_<name>
 #   <folder>/**/testing/*.cc      -> library uccl_<name>_testing, for tests of this room and of those above it
 #   <folder>/**/*_test.cc         -> one executable and one ctest each, core/cc/swift_test.cc -> core_cc_swift_test
+#   ONE_THREAD: nothing there knows threads, so ThreadSanitizer would find nothing; its tests are left out there.
 # A room without sources yet is header-only.
 find_package(Threads REQUIRED)
 
@@ -98,7 +99,7 @@ function(uccl_test target source library)
 endfunction()
 
 function(uccl_room name folder)
-  cmake_parse_arguments(ARG "" "EXCLUDE" "DEPS;SYSTEM_INCLUDES" ${ARGN})
+  cmake_parse_arguments(ARG "ONE_THREAD" "EXCLUDE" "DEPS;SYSTEM_INCLUDES" ${ARGN})
   set(root "${CMAKE_CURRENT_SOURCE_DIR}/${folder}")
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${root}/*.cc")
   set(tests ${sources})
@@ -121,7 +122,7 @@ function(uccl_room name folder)
   if(JAX_UCCL_BUILD_TESTS OR JAX_UCCL_BUILD_FUZZERS)
     _uccl_library(uccl_${name}_testing "${testing}" "${testing_links}" "")
   endif()
-  if(NOT JAX_UCCL_BUILD_TESTS)
+  if(NOT JAX_UCCL_BUILD_TESTS OR (ARG_ONE_THREAD AND JAX_UCCL_SANITIZE STREQUAL "thread"))
     return()
   endif()
 
