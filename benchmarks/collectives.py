@@ -35,6 +35,9 @@ import sys
 import tempfile
 from typing import Any
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from jax_uccl._src.launch_job import allocator_environment  # noqa: E402
+
 HERE = pathlib.Path(__file__).parent
 OPERATIONS = ("psum", "all_gather", "psum_scatter", "all_to_all", "ppermute")
 PEERS = ("uccl", "lax", "jax-mpi", "mpi4jax", "mpi", "memcpy")
@@ -125,6 +128,7 @@ def run_job(job: list[str], command: list[str], plan: dict, scratch: pathlib.Pat
     else:
         command = [*command, text, str(out)]
     environment = os.environ.copy()
+    environment |= allocator_environment(environment)  # as under our launcher, for all peers
     if job == ["jax-mpi"]:
         environment["UCCL_BENCH_COORDINATOR"] = f"127.0.0.1:{free_port()}"
     done = subprocess.run(

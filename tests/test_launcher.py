@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import platform
 import random
 import re
 import select
@@ -479,6 +480,39 @@ class TestSettings:
         env = child_environment(Job(command=["x"], size=1, devices_per_process=2), 0, "host:1")
         assert env["XLA_FLAGS"].split() == ["--xla_a=1", "--xla_b=2"]
         assert env["JAX_NUM_CPU_DEVICES"] == "2"
+
+    @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+    def test_freed_memory_is_kept(self, launch, script, monkeypatch):
+        for name in [n for n in os.environ if n == "GLIBC_TUNABLES" or n.startswith("MALLOC_")]:
+            monkeypatch.delenv(name)
+        # In a thread, because large results are often made in one, and those have arenas of their own.
+        path = script("""
+            import resource, threading
+            def allocate(times):
+                for _ in range(times):
+                    block = b"x" * (40 << 20)
+                    del block
+            def run():
+                allocate(2)
+                before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+                allocate(10)
+                print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+            thread = threading.Thread(target=run)
+            thread.start(); thread.join()
+        """)
+        code, out, err = launch("-n", 1, *PLAIN, path).finish()
+        # Ten times 40 MB are 200 huge pages, or 100,000 small ones.
+        assert code == 0 and int(out.split()[-1]) < 150, out + err
+        code, out, err = launch("-n", 1, "--no-keep-memory", *PLAIN, path).finish()
+        assert code == 0 and int(out.split()[-1]) > 180, out + err
+
+    @pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "MALLOC_ARENA_MAX"])
+    def test_an_allocator_that_was_set_up_is_left_alone(self, monkeypatch, name):
+        monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+        monkeypatch.setenv(name, "4")
+        env = child_environment(Job(command=["x"], size=1), 0, "host:1")
+        assert env.get("GLIBC_TUNABLES") == os.environ.get("GLIBC_TUNABLES")
+        assert env[name] == "4"
 
     @pytest.mark.parametrize(
         ("args", "message"),

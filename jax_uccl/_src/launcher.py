@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         timeout_s=args.timeout,
         grace_s=args.grace,
         initialize=not args.no_initialize,
+        keep_memory=args.keep_memory,
         columns=console.columns(),
     )
     _adopt_orphans()
@@ -68,6 +69,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--timeout", type=_positive_float, metavar="S", help="end the job after S seconds")
     add("--grace", type=_positive_float, default=5.0, metavar="S", help="from SIGTERM to SIGKILL")
     add("--env", type=_assignment, action="append", default=[], metavar="K=V", help="repeatable")
+    add(
+        "--keep-memory",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let the C library (glibc) keep freed memory, in huge pages, instead of paying for new "
+        "pages with every large result; not where GLIBC_TUNABLES or MALLOC_* are set (default: on)",
+    )
     add(
         "--no-initialize",
         action="store_true",
