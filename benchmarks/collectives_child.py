@@ -112,13 +112,18 @@ def calls_for(size: int) -> int:
 def measure(
     functions: dict[str, Callable[[], Any]], rounds: int, calls: int, steps: int
 ) -> dict[str, list[float]]:
-    """Seconds per operation of each function, in turns."""
+    """Seconds per operation of each function, in turns.
+
+    Each is called once more before its time is taken: the processes come out of the one before it at different
+    times, and leave that call together.
+    """
     for f in functions.values():
         for _ in range(3):
             f()
     times: dict[str, list[float]] = {name: [] for name in functions}
     for turn in range(rounds):
         for name in list(functions) if turn % 2 else list(functions)[::-1]:
+            functions[name]()
             start = time.perf_counter()
             for _ in range(calls):
                 functions[name]()

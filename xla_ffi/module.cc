@@ -287,6 +287,7 @@ nb::dict SharedDict(const shm::LinkStats& link) {
   UCCL_FIELD(bytes_sent);
   UCCL_FIELD(bytes_received);
   UCCL_FIELD(fetched_bytes);
+  UCCL_FIELD(lent_messages);
   UCCL_FIELD(fragment_bytes);
   UCCL_FIELD(ring_full);
   UCCL_FIELD(unexpected_messages);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "csrc/base/hash.h"
+#include "csrc/collectives/schedule_reads.h"
 
 namespace uccl::coll {
 namespace {
@@ -156,8 +157,9 @@ Result<CallSite::Plan> CallSite::PlanFor(const Communicator& comm, uint64_t elem
   const Result<const Algorithm*> chosen = ChooseAlgorithm(request, comm.members, policy);
   if (!chosen.ok()) return chosen.status();
   plan.algorithm = chosen.value();
-  plan.schedule = std::make_shared<const Schedule>(
-      MakeSchedule(*plan.algorithm, request, comm.members, comm.self));
+  Schedule schedule = MakeSchedule(*plan.algorithm, request, comm.members, comm.self);
+  MarkReadOnce(&schedule);
+  plan.schedule = std::make_shared<const Schedule>(std::move(schedule));
   return plan;
 }
 

@@ -20,6 +20,9 @@ namespace {
 // over costs more.
 constexpr uint64_t kInlineReduceBytes = 64 << 10;
 
+// A lent message costs its reader a system call for each block, and its sender a longer wait.
+constexpr uint64_t kBorrowFromBytes = 1 << 20;
+
 // Whether the slice is in a buffer of a local rank.
 bool OfLocal(const Slice& slice) {
   return slice.kind == BufferKind::kInput || slice.kind == BufferKind::kOutput;
@@ -85,8 +88,8 @@ Operation::Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_
   if (schedule_->scratch_bytes > 0) scratch_ = host->scratch().Take(schedule_->scratch_bytes);
   stages_done_ = schedule_->stages.empty();
   if (!stages_done_) {
-    stage_left_ =
-        locals_.size() + stage().sends.size() + stage().receives.size() + stage().copies.size();
+    stage_left_ = locals_.size() + stage().receives.size() + stage().copies.size();
+    sends_left_ = stage().sends.size();
     copied_.assign(stage().copies.size(), false);
   }
 }
@@ -218,7 +221,7 @@ void Operation::Arrive(uint32_t local, Call call, const ExecutionTable::Call& ma
     if (ragged_ != nullptr) disagreement = PlaceRagged(local);
     if (!failed_ && !stages_done_ && disagreement.ok()) CollectReady(local, &work);
   }
-  if (!disagreement.ok()) host_->OnDisagreement(*this, disagreement);
+  if (!disagreement.ok()) host_->OnFault(*this, disagreement);
   // Begun before the first message is posted: then nobody is woken for it.
   std::optional<engine::Engine::PollScope> polling;
   if (last && engine != nullptr && policy->Wants()) polling.emplace(engine);
@@ -283,7 +286,8 @@ void Operation::Perform(const Work& work) {
       host_->engine()->Send(t.peer, info, Bytes(Address(t.slice), t.slice.bytes), TokenOf(index));
     } else {
       host_->engine()->PostRecv(t.peer, info, MutableBytes(Address(t.slice), t.slice.bytes),
-                                TokenOf(index));
+                                TokenOf(index),
+                                /*borrow=*/t.read_once && t.slice.bytes >= kBorrowFromBytes);
     }
   }
   if (work.copies.empty()) return;
@@ -318,8 +322,13 @@ void Operation::FinishItems(std::unique_lock<std::mutex>& lock, uint64_t items, 
 // Walks through all stages that can be finished now; this thread is counted in active_, and out at
 // the end. Unlocks.
 void Operation::Advance(std::unique_lock<std::mutex>& lock, bool heavy) {
-  while (!failed_ && !stages_done_ && stage_left_ == 0 && !reducing_) {
-    // This thread is the one that saw the end of the stage.
+  while (!failed_ && !stages_done_ && !reducing_) {
+    // This thread is the one that saw the end of the stage, or of what its reductions wait for.
+    if ((reduced_ ? sends_left_ : stage_left_) > 0) break;
+    if (reduced_) {
+      EnterNextStage(lock);
+      continue;
+    }
     uint64_t bytes = 0;
     for (const Reduction& r : stage().reductions) bytes += r.to[0].bytes * r.from.size();
     reducing_ = true;
@@ -329,34 +338,39 @@ void Operation::Advance(std::unique_lock<std::mutex>& lock, bool heavy) {
       host_->pool().Run([self = shared_from_this()] {
         self->RunReductions(/*share=*/true);
         std::unique_lock relock(self->mutex_);
-        self->EnterNextStage(relock);
+        self->FinishReductions();
         self->Advance(relock, /*heavy=*/true);
       });
       return;
     }
     RunReductions(/*share=*/heavy);
     lock.lock();
-    EnterNextStage(lock);
+    FinishReductions();
   }
   --active_;
   CompleteLocals(lock);
 }
 
-// The current stage is finished, its reductions too. Posts and copies without the mutex, and has it
-// again at the end.
-void Operation::EnterNextStage(std::unique_lock<std::mutex>& lock) {
+// Under the mutex.
+void Operation::FinishReductions() {
   reducing_ = false;
+  reduced_ = true;
   for (const Reduction& r : stage().reductions) {
     for (const Slice& slice : r.from) Touch(slice, -1);
     for (const Slice& slice : r.to) Touch(slice, -1);
   }
+}
+
+// The current stage is finished. Posts and copies without the mutex, and has it again at the end.
+void Operation::EnterNextStage(std::unique_lock<std::mutex>& lock) {
+  reduced_ = false;
   if (++stage_ == schedule_->stages.size()) {
     stages_done_ = true;
     return;
   }
-  if (failed_) return;
   // One more than its items: this thread, so that the stage cannot end before Perform returned.
-  stage_left_ = 1 + stage().sends.size() + stage().receives.size() + stage().copies.size();
+  stage_left_ = 1 + stage().receives.size() + stage().copies.size();
+  sends_left_ = stage().sends.size();
   copied_.assign(stage().copies.size(), false);
   Work work;
   CollectReady(-1, &work);
@@ -366,15 +380,19 @@ void Operation::EnterNextStage(std::unique_lock<std::mutex>& lock) {
   --stage_left_;
 }
 
-void Operation::OnTransferDone(uint32_t index) {
+void Operation::OnTransferDone(uint32_t index, uint64_t address) {
   std::unique_lock lock(mutex_);
   transfers_[index] = ItemState::kDone;
-  if (failed_) return;
   bool is_send = false;
   uint32_t stage = 0;
-  Touch(TransferAt(index, &is_send, &stage).slice, -1);
+  const Transfer& t = TransferAt(index, &is_send, &stage);
+  // (Withdrawn meanwhile: then it is not lent any more, and nobody looks at this again.)
+  if (address != 0) lent_.push_back({index, t.peer, t.slice, address});
+  if (failed_) return;
+  Touch(t.slice, -1);
   ++active_;
-  FinishItems(lock, 1, /*heavy=*/staying_for == this);
+  if (is_send) --sends_left_;
+  FinishItems(lock, is_send ? 0 : 1, /*heavy=*/staying_for == this);
 }
 
 void Operation::Fail(const Status& cause) {
@@ -432,6 +450,7 @@ void Operation::WithdrawIfQuiet(std::unique_lock<std::mutex>& lock) {
     return;
   }
   withdrawing_ = true;
+  const std::vector<Lent> lent = std::exchange(lent_, {});
   std::vector<engine::Engine::Posted> posted;
   for (uint32_t i = 0; i < transfers_.size(); ++i) {
     bool is_send = false;
@@ -445,12 +464,14 @@ void Operation::WithdrawIfQuiet(std::unique_lock<std::mutex>& lock) {
       posted.push_back({t.peer, is_send, 0, TagOf(key_, stage, t)});
     }
   }
-  if (posted.empty()) {
+  if (posted.empty() && lent.empty()) {
     withdrawn_ = true;
     CompleteLocals(lock);
     return;
   }
   lock.unlock();
+  // What was read of them is of no interest any more.
+  for (const Lent& l : lent) (void)host_->engine()->Return(l.peer, TokenOf(l.index), Status::Ok());
   host_->engine()->Cancel(std::move(posted), [self = shared_from_this()] {
     std::unique_lock relock(self->mutex_);
     self->withdrawn_ = true;

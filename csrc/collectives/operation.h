@@ -64,8 +64,9 @@ class OperationHost {
   virtual uint64_t reduce_threads() const = 0;
   // The rank's call is over (before its `done` runs).
   virtual void OnLocalDone(const ExecutionTable::Call& call) = 0;
-  // Ranks of this process called with arguments that do not fit together.
-  virtual void OnDisagreement(const Operation& op, const Status& cause) = 0;
+  // Ranks of this process called with arguments that do not fit together, or a peer's data could
+  // not be read.
+  virtual void OnFault(const Operation& op, const Status& cause) = 0;
   // No more callbacks will come for this operation.
   virtual void OnOperationOver(Operation* op) = 0;
 };
@@ -82,8 +83,9 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   void Arrive(uint32_t local, Call call, const ExecutionTable::Call& matched,
               engine::Engine* engine, StayPolicy* policy);
 
-  // Engine thread. `index` is the low part of the token.
-  void OnTransferDone(uint32_t index);
+  // Engine thread. `index` is the low part of the token; `address` is not 0 where the message was
+  // lent.
+  void OnTransferDone(uint32_t index, uint64_t address);
 
   // First failure wins; later ones are ignored. Completes every arrived rank with it, once that is
   // safe.
@@ -129,6 +131,14 @@ class Operation final : public std::enable_shared_from_this<Operation> {
     bool ready = false;  // completed meanwhile, but for its `done`
     uint64_t left = 0;   // items that name its buffers and are not finished
   };
+  // A received message that is still in the memory of its sender. The reductions of the stage read
+  // it there, block by block, which saves a passage through this process's memory.
+  struct Lent {
+    uint32_t index = 0;  // of the transfer
+    ProcessId peer{};
+    Slice slice;  // where it would be
+    uint64_t address = 0;
+  };
   // Things to do once the mutex is released.
   struct Work {
     std::vector<uint32_t> transfers;  // global indices to post
@@ -147,9 +157,13 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   void Perform(const Work& work);
   void FinishItems(std::unique_lock<std::mutex>& lock, uint64_t items, bool heavy);
   void Advance(std::unique_lock<std::mutex>& lock, bool heavy);
+  void FinishReductions();
   void EnterNextStage(std::unique_lock<std::mutex>& lock);
   void RunReductions(bool share);
   void RunIndependent(std::span<const Reduction> reductions, bool share);
+  void RunPart(const Reduction& reduction, uint64_t begin, uint64_t end);
+  const Lent* FindLent(const Slice& slice) const;
+  void ReturnLent();
   void CompleteLocals(std::unique_lock<std::mutex>& lock);
   void WithdrawIfQuiet(std::unique_lock<std::mutex>& lock);
 
@@ -174,12 +188,17 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   std::vector<ItemState> transfers_;
   std::vector<bool> copied_;  // of the current stage
   ScratchPool::Buffer scratch_;
+  // Of the current stage. Read without the mutex while its reductions run: nothing is received
+  // then.
+  std::vector<Lent> lent_;
+  Status lent_read_;  // the first of them that could not be read
   size_t stage_ = 0;
-  uint64_t stage_left_ =
-      0;  // arrivals (stage 0), transfers and copies of this stage that are not finished
+  // Of this stage, what is not finished: arrivals (stage 0), receives and copies, for which its
+  // reductions wait; and sends, for which only the next stage does.
+  uint64_t stage_left_ = 0, sends_left_ = 0;
   uint64_t arrived_ = 0, completed_ = 0;
   uint64_t active_ = 0;  // threads that may touch buffers
-  bool reducing_ = false, stages_done_ = false;
+  bool reducing_ = false, reduced_ = false, stages_done_ = false;
   bool failed_ = false, withdrawn_ = false, withdrawing_ = false, over_ = false;
   Status failure_;
 };

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "csrc/collectives/operation.h"
@@ -16,6 +17,9 @@ namespace {
 constexpr uint64_t kReduceThreadBytes = 256 << 10;
 constexpr uint64_t kPartsPerThread = 4;
 constexpr uint64_t kPageBytes = 4096;
+// Of all messages that are read where they were sent from, at a time: half of a second-level cache
+// of today.
+constexpr uint64_t kBounceBytes = 256 << 10;
 
 // The reductions from `begin` on that may run at the same time: up to the first that reads what one
 // of them writes. (Compared by the range of scratch that they write, so sometimes one too few.)
@@ -47,6 +51,36 @@ void Operation::RunReductions(bool share) {
     RunIndependent(std::span(all).subspan(begin, end - begin), share);
     begin = end;
   }
+  ReturnLent();
+}
+
+// The message that the slice is a part of, if it is still where it came from.
+const Operation::Lent* Operation::FindLent(const Slice& slice) const {
+  if (slice.kind != BufferKind::kScratch) return nullptr;
+  for (const Lent& l : lent_) {
+    if (slice.offset >= l.slice.offset && slice.offset < l.slice.offset + l.slice.bytes) return &l;
+  }
+  return nullptr;
+}
+
+// Lets the senders of the stage's messages have their memory back. A message that was not what was
+// read fails the operation, before its next stage begins.
+void Operation::ReturnLent() {
+  if (lent_.empty()) return;
+  std::vector<Lent> lent;
+  Status read;
+  {
+    std::lock_guard lock(mutex_);
+    lent = std::exchange(lent_, {});
+    read = std::exchange(lent_read_, Status::Ok());
+  }
+  for (const Lent& l : lent) {
+    Status status = host_->engine()->Return(l.peer, TokenOf(l.index),
+                                            read.process == ToInt(l.peer) ? read : Status::Ok());
+    if (status.ok()) continue;
+    status.process = ToInt(l.peer);
+    host_->OnFault(*this, status);
+  }
 }
 
 // Reductions none of which reads what another one writes: cut into parts that any thread may take.
@@ -77,16 +111,56 @@ void Operation::RunIndependent(std::span<const Reduction> reductions, bool share
                        std::min(count, units * (i + 1) / pieces * unit)});
     }
   }
-  ShareWork(&host_->pool(), threads, parts.size(), [&](size_t i) {
-    const Part& part = parts[i];
-    std::vector<WideInput> from;
-    std::vector<WideOutput> to;
-    for (const Slice& s : part.reduction->from)
-      from.push_back({Address(s) + part.begin * width(s), s.wide});
-    for (const Slice& s : part.reduction->to)
-      to.push_back({Address(s) + part.begin * width(s), s.wide});
-    ReduceWide(description_.dtype, description_.reduction, from, to, part.end - part.begin);
-  });
+  ShareWork(&host_->pool(), threads, parts.size(),
+            [&](size_t i) { RunPart(*parts[i].reduction, parts[i].begin, parts[i].end); });
+}
+
+// Elements [begin, end) of a reduction. What is lent passes through a buffer that stays in the
+// cache.
+void Operation::RunPart(const Reduction& reduction, uint64_t begin, uint64_t end) {
+  const size_t element = DTypeBytes(description_.dtype);
+  std::vector<const Lent*> lent;
+  uint64_t lenders = 0;
+  for (const Slice& s : reduction.from) {
+    lent.push_back(FindLent(s));
+    lenders += lent.back() != nullptr;
+  }
+  const uint64_t room = lenders == 0 ? 0 : std::max(kBounceBytes / lenders, kPageBytes);
+  const uint64_t block =
+      lenders == 0 ? end - begin : room / std::max<uint64_t>(element, kWideBytes);
+  const ScratchPool::Buffer bounce =
+      lenders == 0 ? ScratchPool::Buffer() : host_->scratch().Take(lenders * room);
+  std::vector<WideInput> from(reduction.from.size());
+  std::vector<WideOutput> to(reduction.to.size());
+  for (uint64_t at = begin; at < end; at += block) {
+    const uint64_t count = std::min(block, end - at);
+    std::byte* free = bounce.data();
+    for (size_t i = 0; i < from.size(); ++i) {
+      const Slice& s = reduction.from[i];
+      const uint64_t width = s.wide ? kWideBytes : element;
+      if (lent[i] == nullptr) {
+        from[i] = {Address(s) + at * width, s.wide};
+        continue;
+      }
+      const uint64_t address = lent[i]->address + (s.offset - lent[i]->slice.offset) + at * width;
+      const Status status =
+          host_->engine()->ReadLent(lent[i]->peer, MutableBytes(free, count * width), address);
+      if (!status.ok()) {
+        std::lock_guard lock(mutex_);
+        if (lent_read_.ok()) {
+          lent_read_ = status;
+          lent_read_.process = ToInt(lent[i]->peer);
+        }
+      }
+      from[i] = {free, s.wide};
+      free += room;
+    }
+    for (size_t i = 0; i < to.size(); ++i) {
+      const Slice& s = reduction.to[i];
+      to[i] = {Address(s) + at * (s.wide ? kWideBytes : element), s.wide};
+    }
+    ReduceWide(description_.dtype, description_.reduction, from, to, count);
+  }
 }
 
 }  // namespace uccl::coll

@@ -302,7 +302,7 @@ void Runtime::OnLocalDone(const ExecutionTable::Call& call) {
   executions_->Finish(call);
 }
 
-void Runtime::OnDisagreement(const Operation& op, const Status& cause) {
+void Runtime::OnFault(const Operation& op, const Status& cause) {
   AbortComm(op.comm().id, cause, /*announce=*/true);
 }
 
@@ -370,7 +370,7 @@ void Runtime::OnMessage(ProcessId peer, const core::Event& event) {
     case core::EventKind::kRecvDone:
       if (event.status.ok()) {
         if (event.kind == core::EventKind::kRecvDone) CheckRuns(*op, peer, event.remote);
-        op->OnTransferDone(index);
+        op->OnTransferDone(index, event.address);
       } else {
         Status cause = event.status;
         cause.process = ToInt(peer);

@@ -96,7 +96,7 @@ class Runtime final : public OperationHost, public engine::EngineSink {
     return reduce_threads_.load(std::memory_order_relaxed);
   }
   void OnLocalDone(const ExecutionTable::Call& call) override;
-  void OnDisagreement(const Operation& op, const Status& cause) override;
+  void OnFault(const Operation& op, const Status& cause) override;
   void OnOperationOver(Operation* op) override;
 
   // EngineSink

@@ -122,6 +122,22 @@ TEST(RuntimeFailure, Deadline_OtherProcessIsNamedAndToldToo) {
   fleet.Shutdown();
 }
 
+// What is still with its sender when the operation fails goes back to him: else he would wait for
+// ever.
+TEST(RuntimeFailure, Deadline_GivesBackWhatIsLent) {
+  Config config = ShortDeadline(300);
+  config.algorithms = "all_reduce=direct";
+  Fleet fleet({1, 1, 1}, config);
+  ASSERT_TRUE(fleet.Start());
+  const TestOp op = Sum(&fleet, 1 << 19);                        // 2 MB
+  for (const auto& outcome : SubmitSome(&fleet, op, {0, 1}, 1))  // rank 2 is stuck
+    EXPECT_EQ(outcome->Wait().code, StatusCode::kPeerTimeout) << outcome->Wait().ToString();
+  fleet.Shutdown();
+  ASSERT_TRUE(fleet.Start(/*session=*/43));
+  ExpectWorks(&fleet, op, 2);
+  fleet.Shutdown();
+}
+
 TEST(RuntimeFailure, SlowRankBelowTheDeadline_IsNoError) {
   Config config = ShortDeadline(60'000);
   config.mismatch_grace_ms = 1;

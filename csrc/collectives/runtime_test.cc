@@ -301,6 +301,44 @@ TEST(Runtime, ReductionsThatReadEachOther_InOneStage) {
   }
 }
 
+// Large messages that a reduction reads once stay where they were sent from.
+TEST(Runtime, LargeReductions_ReadWhatTheyNeedWhereItIs) {
+  struct Case {
+    std::vector<int> devices;
+    const char* algorithms;
+    DType dtype;
+  };
+  for (const Case& c : {Case{{1, 1}, "all_reduce=split", DType::kF32},
+                        Case{{1, 1, 1}, "all_reduce=direct", DType::kBF16},
+                        Case{{2, 1}, "all_reduce=split", DType::kF32},
+                        Case{{2, 2}, "all_reduce=partials", DType::kBF16}}) {
+    SCOPED_TRACE(Text(c.devices) + c.algorithms);
+    Config config;
+    config.shared_memory = "on";
+    config.algorithms = c.algorithms;
+    Fleet fleet(c.devices, config);
+    ASSERT_TRUE(fleet.Start());
+    // Parts of 1 MB and more that end in the middle of everything.
+    const auto elements = static_cast<int64_t>((5 << 20) / DTypeBytes(c.dtype) + 4097);
+    const TestOp op = fleet.Compile(OpKind::kAllReduce, c.dtype, ReduceOp::kMax, {elements}, 1);
+    std::mt19937_64 random(7);
+    for (int64_t run = 1; run <= 3; ++run) {
+      const std::vector<Vector> inputs = RandomInputs(op, fleet.ranks(), 10 + run);
+      ExpectResults(fleet.SubmitAll(op, inputs, Shuffled(fleet.ranks(), &random), run),
+                    Expected(op, inputs));
+    }
+    uint64_t lent = 0;
+    for (size_t p = 0; p < fleet.size(); ++p) {
+      for (const auto& [peer, link] : fleet[p].Stats().engine.shared) {
+        if (link.one_copy) lent += link.lent_messages;
+        if (!link.one_copy) lent = UINT64_MAX;  // this machine does not allow it
+      }
+    }
+    EXPECT_GT(lent, 0u);
+    fleet.Shutdown();
+  }
+}
+
 TEST(Runtime, RowsAndColumnsOfAMesh_AtOnce) {
   for (const std::vector<int>& devices : {std::vector<int>{6}, {2, 2, 2}, {3, 3}}) {
     SCOPED_TRACE(Text(devices));

@@ -33,6 +33,10 @@ struct Slice {
   bool wide = false;
 };
 inline constexpr uint64_t kWideBytes = 4;
+inline bool Overlap(const Slice& a, const Slice& b) {
+  return a.kind == b.kind && a.local == b.local && a.offset < b.offset + b.bytes &&
+         b.offset < a.offset + a.bytes;
+}
 
 // One message. `from`, `to` and `part` name it on both ends (with the stage): member indices, or
 // for messages between processes as a whole the index of the process's first member; `part` counts
@@ -44,6 +48,9 @@ struct Transfer {
   uint32_t part = 0;
   // Holds what all ranks of the sending process have contributed, so none of them may be late.
   bool of_process = false;
+  // Of a receive: reductions of this stage read each of its bytes at most once, and nothing else
+  // does (schedule_reads.h). So they may as well read them where the sender has them.
+  bool read_once = false;
 };
 // Most stages and messages between the same two members in a stage, so that both fit into a tag.
 inline constexpr uint32_t kMaxStages = 1u << 16, kMaxParts = 1u << 16;
@@ -56,10 +63,11 @@ struct Reduction {
   std::vector<Slice> from, to;
 };
 
-// Within a stage sends, receives and copies are independent. Reductions begin when all of them are
-// done, in an order: a later one may read what an earlier one wrote. The next stage starts when the
-// reductions are done. In the first stage an item may start as soon as the local ranks whose
-// buffers it names have arrived; later stages start with all of them present.
+// Within a stage sends, receives and copies are independent. Reductions begin when the receives and
+// copies are done, in an order: a later one may read what an earlier one wrote, and none writes
+// what is sent in this stage. The next stage starts when the reductions and the sends are done. In
+// the first stage an item may start as soon as the local ranks whose buffers it names have arrived;
+// later stages start with all of them present.
 struct Stage {
   std::vector<Transfer> sends, receives;
   std::vector<Copy> copies;

@@ -292,7 +292,15 @@ class Checker final {
     for (Machine& m : machines_) {
       if (s == 0) m.known.insert(m.members.begin(), m.members.end());
       if (s >= m.schedule.stages.size()) continue;
-      for (const Reduction& r : m.schedule.stages[s].reductions) ReduceOne(&m, r);
+      for (const Reduction& r : m.schedule.stages[s].reductions) {
+        ReduceOne(&m, r);
+        for (const Slice& to : r.to) {
+          for (const Transfer& t : m.schedule.stages[s].sends) {
+            if (Overlap(to, t.slice))
+              Fault(Where(m), "a reduction writes what is sent in its stage");
+          }
+        }
+      }
     }
   }
 
@@ -346,9 +354,7 @@ class Checker final {
         return;
       }
       for (const Slice& to : r.to) {
-        const bool same = from.kind == to.kind && from.local == to.local;
-        if (same && from.offset < to.offset + to.bytes && to.offset < from.offset + from.bytes)
-          Fault(Where(*m), "a reduction into its own input");
+        if (Overlap(from, to)) Fault(Where(*m), "a reduction into its own input");
       }
     }
     for (const Slice& to : r.to) {

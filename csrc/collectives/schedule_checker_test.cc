@@ -54,6 +54,15 @@ TEST(ScheduleChecker, RightOnesPass) {
   EXPECT_EQ(Unchanged(kGather), "");
 }
 
+TEST(ScheduleChecker, AReductionOverWhatIsSent) {
+  // The sum goes into the part of the output that is on its way.
+  const auto change = [](Schedule* s) {
+    Stage& gather = s->stages[1];
+    gather.reductions.push_back({{s->stages[0].reductions[0].from[0]}, {gather.sends[0].slice}});
+  };
+  EXPECT_TRUE(Contains(Changed(kReduce, change), "a reduction writes what is sent in its stage"));
+}
+
 TEST(ScheduleChecker, MissingAndExtraMessages) {
   EXPECT_TRUE(Contains(Changed(kGather, [](Schedule* s) { s->stages[0].sends.pop_back(); }),
                        "does not send"));

@@ -243,9 +243,17 @@ void Engine::Send(ProcessId peer, const core::MessageInfo& info, Bytes data, uin
 }
 
 void Engine::PostRecv(ProcessId peer, const core::MessageInfo& info, MutableBytes buffer,
-                      uint64_t token) {
-  if (impl_->Shares(peer)) return impl_->shared->PostRecv(peer, info, buffer, token);
+                      uint64_t token, bool borrow) {
+  if (impl_->Shares(peer)) return impl_->shared->PostRecv(peer, info, buffer, token, borrow);
   impl_->WorkerOf(info.tag).Push(RecvCommand{peer, info, buffer, token});
+}
+
+Status Engine::ReadLent(ProcessId peer, MutableBytes to, uint64_t address) const {
+  return impl_->shared->Read(peer, to, address);
+}
+
+Status Engine::Return(ProcessId peer, uint64_t token, const Status& read) {
+  return impl_->shared->Return(peer, token, read);
 }
 
 void Engine::SendControl(ProcessId peer, std::string control) {

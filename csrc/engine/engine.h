@@ -79,7 +79,14 @@ class Engine final {
   // token comes back exactly once unless it is cancelled; after a Shutdown (with kAborted) on the
   // calling thread.
   void Send(ProcessId peer, const core::MessageInfo& info, Bytes data, uint64_t token);
-  void PostRecv(ProcessId peer, const core::MessageInfo& info, MutableBytes buffer, uint64_t token);
+  // With `borrow` a message may be lent: its kRecvDone has an `address`, and `buffer` is not
+  // written. ReadLent reads any part of it, on any thread, until Return, which is owed once for
+  // each token that was lent and not cancelled, and tells whether what was read was the message.
+  // `read` is how the reads went.
+  void PostRecv(ProcessId peer, const core::MessageInfo& info, MutableBytes buffer, uint64_t token,
+                bool borrow = false);
+  Status ReadLent(ProcessId peer, MutableBytes to, uint64_t address) const;
+  Status Return(ProcessId peer, uint64_t token, const Status& read);
   // A small reliable text; to a peer that is lost or has left it is dropped. At most
   // kMaxControlBytes.
   void SendControl(ProcessId peer, std::string control);

@@ -49,10 +49,11 @@ void Link::Send(const core::MessageInfo& info, Bytes data, uint64_t token) {
   Publish();
 }
 
-void Link::PostRecv(const core::MessageInfo& info, MutableBytes buffer, uint64_t token) {
+void Link::PostRecv(const core::MessageInfo& info, MutableBytes buffer, uint64_t token,
+                    bool borrow) {
   const Locked lock(this);
   if (failed_) return Report(core::EventKind::kRecvDone, token, failure_);
-  const Posted posted{info, buffer, token};
+  const Posted posted{info, buffer, token, borrow};
   const auto it = kept_.find(info.tag);
   if (it == kept_.end()) {
     // Records keep their order, so nothing of a peer that has left is still to come.
@@ -386,19 +387,44 @@ void Link::Finish(const Piece& piece, const Status& status, Deliveries* out) {
   Hand(out);
 }
 
-// All bytes were read from the peer's memory; were they still the message?
+// Bytes were read from the peer's memory; were they still the message? Fails the link where not.
+bool Link::WasMessage() {
+  // Acquire: the copies happen before this look. The peer gives up (a store) before it lets go of
+  // any buffer, so if it has not by now, the memory was the message while it was copied. And a
+  // process that lives now was the one behind its number all the time.
+  if (!GaveUp() && process_->Alive()) return true;
+  FailLocked(Status::Error(StatusCode::kPeerLost, "the process ended while its data were read"));
+  return false;
+}
+
+// All bytes of a fetch are there.
 void Link::Conclude(uint64_t id) {
-  // Acquire: the copies above happen before this look. The peer gives up (a store) before it lets
-  // go of any buffer, so if it has not by now, the memory was the message while it was copied. And
-  // a process that lives now was the one behind its number all the time.
-  if (GaveUp() || !process_->Alive()) {
-    FailLocked(Status::Error(StatusCode::kPeerLost, "the process ended while its data were read"));
-    return;
-  }
+  if (!WasMessage()) return;
   const auto it = fetches_.find(id);
   Received(it->second.token, it->second.info);
   fetches_.erase(it);
   Queue({RecordKind::kDone, id, {}});
+}
+
+Status Link::Return(uint64_t token, const Status& read) {
+  const Locked lock(this);
+  if (!failed_ && !read.ok()) FailLocked(Status::Error(StatusCode::kPeerLost, read.detail));
+  if (failed_ || !WasMessage()) return failure_;
+  const auto it = std::ranges::find_if(fetches_, [&](const auto& entry) {
+    return entry.second.lent && entry.second.token == token;
+  });
+  if (it == fetches_.end()) {
+    return Status::Error(StatusCode::kInvalidArgument,
+                         "the message of token " + std::to_string(token) + " is not lent");
+  }
+  CountReceived(it->second.info);
+  stats_.fetched_bytes += it->second.info.size_bytes;
+  ++stats_.lent_messages;
+  const uint64_t id = it->first;
+  fetches_.erase(it);
+  Queue({RecordKind::kDone, id, {}});
+  Publish();
+  return Status::Ok();
 }
 
 bool Link::HasWork() const {
@@ -483,7 +509,7 @@ void Link::FailLocked(Status status) {
   std::erase_if(fetches_, [&](const auto& entry) {
     const Fetch& fetch = entry.second;
     if (fetch.copying > 0) return false;
-    if (!fetch.cancelled) Report(core::EventKind::kRecvDone, fetch.token, failure_);
+    if (!fetch.cancelled && !fetch.lent) Report(core::EventKind::kRecvDone, fetch.token, failure_);
     return true;
   });
   kept_.clear();
@@ -525,9 +551,13 @@ void Link::Sent(const Outgoing& out) {
   Report(core::EventKind::kSendDone, out.token, Status::Ok());
 }
 
-void Link::Received(uint64_t token, const core::MessageInfo& info) {
+void Link::CountReceived(const core::MessageInfo& info) {
   ++stats_.messages_received;
   stats_.bytes_received += info.size_bytes;
+}
+
+void Link::Received(uint64_t token, const core::MessageInfo& info) {
+  CountReceived(info);
   core::Event event;
   event.kind = core::EventKind::kRecvDone;
   event.token = token;

@@ -59,6 +59,7 @@ struct LinkStats {
   uint64_t messages_sent = 0, messages_received = 0;  // whole ones
   uint64_t bytes_sent = 0, bytes_received = 0;        // payload of those
   uint64_t fetched_bytes = 0;   // of the received: in one copy out of the peer's memory
+  uint64_t lent_messages = 0;   // of the received: read where they were, and given back
   uint64_t fragment_bytes = 0;  // of the sent: through the ring because the peer asked for it
   uint64_t ring_full = 0;       // times that a record had to wait
   uint64_t unexpected_messages = 0, kept_bytes = 0;  // now
@@ -81,7 +82,15 @@ class Link final {
   ProcessId peer() const { return options_.peer; }
 
   void Send(const core::MessageInfo& info, Bytes data, uint64_t token);
-  void PostRecv(const core::MessageInfo& info, MutableBytes buffer, uint64_t token);
+  // With `borrow` a large message that this process can read where it is stays there: kRecvDone
+  // then has its `address`, nothing is written to `buffer`, and the sender waits until Return.
+  void PostRecv(const core::MessageInfo& info, MutableBytes buffer, uint64_t token,
+                bool borrow = false);
+  // Any part of the peer's memory, on any thread.
+  Status Read(MutableBytes to, uint64_t address) const { return process_->Read(to, address); }
+  // The token's message is not needed any more. `read` is how the Reads went. Ok when all of them
+  // read the message; once for each that was lent, unless it is cancelled.
+  Status Return(uint64_t token, const Status& read);
   // True when the buffer is free now (also when the token is not outstanding here); otherwise
   // `freed` comes with a later delivery.
   [[nodiscard]] bool Cancel(bool is_send, uint64_t token, std::function<void()> freed);
@@ -105,7 +114,7 @@ class Link final {
     MutableBytes to;
   };
   std::optional<Piece> Claim();
-  Status Copy(const Piece& piece) const { return process_->Read(piece.to, piece.address); }
+  Status Copy(const Piece& piece) const { return Read(piece.to, piece.address); }
   void Finish(const Piece& piece, const Status& status, Deliveries* out);
 
   // Hints for threads that poll; no lock.
@@ -142,6 +151,7 @@ class Link final {
     core::MessageInfo info;
     MutableBytes buffer;
     uint64_t token = 0;
+    bool borrow = false;
   };
   struct Kept {  // met no receive yet
     core::MessageInfo info;
@@ -157,6 +167,7 @@ class Link final {
     uint64_t claimed = 0, received = 0;
     int copying = 0;  // threads
     bool cancelled = false, streamed = false;
+    bool lent = false;  // reported, and not returned yet
     std::function<void()> freed;
   };
   struct Note {  // a record without payload, or a message to be sent, that waits for room
@@ -186,6 +197,7 @@ class Link final {
   void Accept(const Posted& posted, const Kept& offer);
   bool Mismatch(const Posted& posted, const core::MessageInfo& info);
   void Conclude(uint64_t id);
+  bool WasMessage();
   void Break(const std::string& what);
   void FailLocked(Status status);
   void FinishFailing();
@@ -196,6 +208,7 @@ class Link final {
   void Report(core::EventKind kind, uint64_t token, const Status& status);
   void Sent(const Outgoing& out);
   void Received(uint64_t token, const core::MessageInfo& info);
+  void CountReceived(const core::MessageInfo& info);
   void Differ(uint64_t token, const core::MessageInfo& remote);
   void Free(std::function<void()> freed);
   void ReturnCredit(uint64_t bytes);

@@ -147,6 +147,29 @@ TEST(LinkEnd, GivingUp_IsSeenByThePeerBeforeItTrustsWhatItRead) {
   EXPECT_EQ(pair.events(1).back().kind, core::EventKind::kFailed) << "after the tokens";
 }
 
+TEST(LinkEnd, ABorrowedMessageOfAPeerThatGaveUp_IsNotTrusted) {
+  for (const bool read_failed : {false, true}) {
+    Pair pair;
+    const std::vector<std::byte> data = Pattern(100'000, 1);
+    std::vector<std::byte> buffer(data.size());
+    pair[1].PostRecv(Info(1, data.size()), buffer, 11, /*borrow=*/true);
+    pair[0].Send(Info(1, data.size()), data, 1);
+    pair.Run();
+    ASSERT_NE(pair.EventOf(1, 11)->address, 0u);
+    Status read;
+    if (read_failed) {
+      read = Status::Error(StatusCode::kPeerLost, "gone");
+    } else {
+      pair[0].Fail(Status::Error(StatusCode::kPeerLost, "gave up"));
+    }
+    EXPECT_EQ(pair[1].Return(11, read).code, StatusCode::kPeerLost);
+    pair.Run();
+    EXPECT_EQ(pair.CountOf(1, 11), 1u) << "its one event was that it was lent";
+    ASSERT_NE(Lost(pair, 1), nullptr);
+    EXPECT_EQ(pair[1].Return(11, Status::Ok()).code, StatusCode::kPeerLost);
+  }
+}
+
 TEST(LinkEnd, Fail_WaitsForCopiesAndReportsEveryTokenOnce) {
   Pair pair;
   const std::vector<std::byte> data = Pattern(3 << 20, 1);

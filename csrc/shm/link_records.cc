@@ -181,6 +181,15 @@ void Link::Accept(const Posted& posted, const Kept& offer) {
   const auto [it, fresh] = fetches_.emplace(offer.id, std::move(fetch));
   if (!fresh) return Break("an offer that is there already");
   if (posted.buffer.empty()) return Conclude(offer.id);
+  if (posted.borrow && options_.one_copy) {
+    it->second.lent = true;
+    core::Event event;
+    event.kind = core::EventKind::kRecvDone;
+    event.token = posted.token;
+    event.remote = offer.info;
+    event.address = offer.address;
+    return Push(std::move(event));
+  }
   if (!options_.one_copy) return Queue({RecordKind::kWant, offer.id, {}});
   to_copy_.push_back(offer.id);
   pieces_.fetch_add(1, std::memory_order_seq_cst);

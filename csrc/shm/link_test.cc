@@ -207,6 +207,67 @@ TEST(Link, AReceiveIsFreeOnlyWhenNoThreadCopiesIntoIt) {
   EXPECT_EQ(pair.CountOf(1, 11), 0u);
 }
 
+TEST_P(Links, ABorrowedMessage_StaysWithItsSenderUntilItIsReturned) {
+  Pair pair(Options());
+  const std::vector<std::byte> data = Pattern(100'000, 1);
+  const std::vector<std::byte> before(data.size(), std::byte{0x11});
+  for (const bool receiver_first : {true, false}) {
+    std::vector<std::byte> buffer = before, read(data.size());
+    const uint64_t token = receiver_first ? 11 : 12;
+    const core::MessageInfo info = Info(token, data.size());
+    if (receiver_first) pair[1].PostRecv(info, buffer, token, /*borrow=*/true);
+    pair[0].Send(info, data, token);
+    if (!receiver_first) {
+      pair.Run();
+      pair[1].PostRecv(info, buffer, token, /*borrow=*/true);
+    }
+    pair.Run();
+    ASSERT_TRUE(pair.EventOf(1, token).has_value());
+    const core::Event event = *pair.EventOf(1, token);
+    EXPECT_TRUE(event.status.ok());
+    if (!Options().one_copy) {  // cannot be read there, so it was received
+      EXPECT_EQ(event.address, 0u);
+      EXPECT_EQ(buffer, data);
+      continue;
+    }
+    ASSERT_NE(event.address, 0u);
+    EXPECT_EQ(buffer, before);
+    EXPECT_FALSE(pair.EventOf(0, token).has_value()) << "the sender may not have its memory back";
+    EXPECT_TRUE(pair[1].Waiting()) << "the sender's death would go unnoticed";
+    EXPECT_TRUE(pair[1].Read(read, event.address).ok());
+    EXPECT_EQ(read, data);
+    EXPECT_TRUE(pair[1].Return(token, Status::Ok()).ok());
+    EXPECT_FALSE(pair[1].Return(token, Status::Ok()).ok()) << "twice";
+    pair.Run();
+    EXPECT_TRUE(pair.EventOf(0, token)->status.ok());
+    EXPECT_FALSE(pair[1].Waiting());
+  }
+  EXPECT_EQ(pair[1].stats().messages_received, 2u);
+  EXPECT_EQ(pair[1].stats().lent_messages, Options().one_copy ? 2u : 0u);
+}
+
+TEST(Link, ABorrowedMessage_CanBeCancelledAndWithdrawn) {
+  Pair pair;
+  const std::vector<std::byte> data = Pattern(100'000, 1);
+  std::vector<std::byte> buffer(data.size());
+  for (const uint64_t token : {11, 12}) {
+    pair[1].PostRecv(Info(token, data.size()), buffer, token, /*borrow=*/true);
+    pair[0].Send(Info(token, data.size()), data, token);
+  }
+  pair.Run();
+  const auto never = [] { FAIL(); };
+  EXPECT_TRUE(pair[1].Cancel(false, 11, never)) << "no buffer of ours is in use";
+  bool freed = false;
+  EXPECT_FALSE(pair[0].Cancel(true, 12, [&] { freed = true; })) << "it is being read";
+  pair.Run();
+  EXPECT_FALSE(freed);
+  EXPECT_TRUE(pair[1].Return(12, Status::Ok()).ok()) << "it was the message when it was read";
+  pair.Run();
+  EXPECT_TRUE(freed);
+  EXPECT_TRUE(pair[0].Cancel(true, 11, never));
+  EXPECT_TRUE(pair[0].Drained());
+}
+
 TEST(Link, NothingWaitsOnceTheLastPieceIsThere) {
   Pair pair;
   const std::vector<std::byte> data = Pattern(100'000, 1);

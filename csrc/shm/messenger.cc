@@ -157,10 +157,17 @@ void Messenger::Send(ProcessId peer, const core::MessageInfo& info, Bytes data, 
 }
 
 void Messenger::PostRecv(ProcessId peer, const core::MessageInfo& info, MutableBytes buffer,
-                         uint64_t token) {
+                         uint64_t token, bool borrow) {
   Link* const link = FindLink(peer);
-  link->PostRecv(info, buffer, token);
+  link->PostRecv(info, buffer, token, borrow);
   NudgeThread(link);
+}
+
+Status Messenger::Return(ProcessId peer, uint64_t token, const Status& read) {
+  Link* const link = FindLink(peer);
+  Status status = link->Return(token, read);
+  NudgeThread(link);
+  return status;
 }
 
 void Messenger::SendControl(ProcessId peer, std::string control) {

@@ -69,7 +69,13 @@ class Messenger final {
 
   // As engine::Engine; the peer must be reached. Results come through Poll or the own thread.
   void Send(ProcessId peer, const core::MessageInfo& info, Bytes data, uint64_t token);
-  void PostRecv(ProcessId peer, const core::MessageInfo& info, MutableBytes buffer, uint64_t token);
+  void PostRecv(ProcessId peer, const core::MessageInfo& info, MutableBytes buffer, uint64_t token,
+                bool borrow = false);
+  // What was borrowed; see link.h.
+  Status Read(ProcessId peer, MutableBytes to, uint64_t address) const {
+    return FindLink(peer)->Read(to, address);
+  }
+  Status Return(ProcessId peer, uint64_t token, const Status& read);
   // Cut to kMaxControlBytes. Shutdown waits until the peer's sink has had it.
   void SendControl(ProcessId peer, std::string control);
   // True when the buffer is free at once; otherwise `freed` runs later.

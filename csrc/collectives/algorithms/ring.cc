@@ -31,11 +31,12 @@ void ReduceAlongRing(const PlanRequest& request, const GroupView& view, const Pa
   uint64_t largest = 0;
   for (uint32_t q = 0; q < num; ++q) largest = std::max(largest, part_of(q).elements);
   Scratch scratch(schedule);
-  const Slice sum = scratch.Take(largest * width, wide);
+  // In turn: while one is sent, the next is added up.
+  const Slice sums[2] = {scratch.Take(largest * width, wide), scratch.Take(largest * width, wide)};
   const Slice received = scratch.Take(largest * width, wide);
 
   // One reduction for each run of the part: what came (if anything) and the ranks' inputs.
-  const auto add = [&](uint32_t q, bool came, bool last, Stage* stage) {
+  const auto add = [&](uint32_t q, const Slice& sum, bool came, bool last, Stage* stage) {
     uint64_t at = 0;
     const RingPart part = part_of(q);
     for (const Slice& run : part.runs) {
@@ -51,17 +52,17 @@ void ReduceAlongRing(const PlanRequest& request, const GroupView& view, const Pa
   };
   const uint32_t next = view.After(view.self, 1), previous = view.Before(view.self, 1);
   Stage first;
-  add(previous, /*came=*/false, /*last=*/num == 1, &first);
+  add(previous, sums[0], /*came=*/false, /*last=*/num == 1, &first);
   schedule->stages.push_back(std::move(first));
   for (uint32_t step = 0; step + 1 < num; ++step) {
     const uint32_t out = view.Before(view.self, 1 + step), in = view.Before(view.self, 2 + step);
     Stage stage;
     if (const uint64_t bytes = part_of(out).elements * width; bytes > 0) {
-      stage.sends.push_back(view.Sending(next, Part(sum, 0, bytes)));
+      stage.sends.push_back(view.Sending(next, Part(sums[step % 2], 0, bytes)));
     }
     if (const uint64_t bytes = part_of(in).elements * width; bytes > 0) {
       stage.receives.push_back(view.Receiving(previous, Part(received, 0, bytes)));
-      add(in, /*came=*/true, /*last=*/step + 2 == num, &stage);
+      add(in, sums[(step + 1) % 2], /*came=*/true, /*last=*/step + 2 == num, &stage);
     }
     schedule->stages.push_back(std::move(stage));
   }
