@@ -24,6 +24,7 @@ ARROWS: dict[str, set[str]] = {
     "csrc/collectives": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm", "csrc/engine"},
     "csrc/sim": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm", "csrc/engine"},
     "csrc/moe": {"csrc/base"},
+    "csrc/fifo": {"csrc/base"},
     "xla_ffi": {
         "csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine", "csrc/collectives",
         "csrc/moe", "csrc/sim",
