@@ -37,10 +37,11 @@ struct RoomFor {
   UCCL_HOST_DEVICE bool operator()() const {
     // No underflow: a tail counts commands that were taken, and that of `slot` is not there yet. A
     // cached tail that is too old errs on the safe side.
-    if (slot - memory.LoadAcquireDevice(fifo.cached_tail) < fifo.capacity) return true;
+    const uint64_t cached = memory.LoadAcquireDevice(fifo.cached_tail);
+    if (slot - cached < fifo.capacity) return true;
     const uint64_t tail = memory.LoadAcquireSystem(fifo.tail);
     // Should another producer have stored a newer one meanwhile, the next push reads again.
-    memory.StoreReleaseDevice(fifo.cached_tail, tail);
+    if (tail != cached) memory.StoreReleaseDevice(fifo.cached_tail, tail);
     if (slot - tail < fifo.capacity) return true;
     stopped = memory.LoadAcquireSystem(fifo.stopped) != 0;
     return stopped;
