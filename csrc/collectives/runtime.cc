@@ -381,6 +381,7 @@ void Runtime::OnMessage(ProcessId peer, const core::Event& event) {
       AbortComm(op->comm().id, MismatchOf(*op, peer, event.remote), /*announce=*/true);
       return;
     case core::EventKind::kControl:
+    case core::EventKind::kArrived:
     case core::EventKind::kFailed:
       return;  // not per message; they come through the two calls below
   }

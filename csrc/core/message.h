@@ -21,6 +21,12 @@ struct MessageTag {
   uint64_t hi = 0, lo = 0;
   bool operator==(const MessageTag&) const = default;
 };
+// One-sided puts: messages whose receiver posts nothing until it hears that they have come
+// (kArrived). They have half of the tag to themselves; the tags of other messages are hashes, of
+// which one in 2^64 falls into it.
+inline constexpr uint64_t kPutTagHi = 0x7075740000000001ull;
+constexpr bool IsPut(const MessageTag& tag) { return tag.hi == kPutTagHi; }
+
 struct MessageTagHash {
   // Mixes well (SplitMix64's finalizer), because a tag need not be a good hash itself.
   size_t operator()(const MessageTag& t) const {
@@ -46,6 +52,9 @@ enum class EventKind : uint8_t {
   kMismatch,  // token's receive (or send) met a message with another digest or size; `remote` is
               // the other side
   kControl,   // a control message arrived, `control` holds it
+  kArrived,   // a put (IsPut) that no receive was posted for began to come, or asks to; `remote`
+              // describes it. Once for each. It is kept as any early message until a receive with
+              // its tag, digest and size is posted or the tag is discarded
   kFailed,  // the connection is dead, `status` says why; every outstanding token was reported first
 };
 
@@ -57,7 +66,7 @@ struct Event {
   EventKind kind{};
   uint64_t token = 0;
   Status status;        // of kSendDone / kRecvDone / kFailed
-  MessageInfo remote;   // of kMismatch and kRecvDone: as the sender describes it
+  MessageInfo remote;   // of kMismatch, kRecvDone and kArrived: as the sender describes it
   std::string control;  // of kControl
   uint64_t address = 0;  // of kRecvDone, where the message was lent instead of received (shm/link.h)
 };

@@ -304,6 +304,7 @@ Status Receiver::OnEager(const wire::Eager& eager, Bytes payload) {
       early->buffer.resize(d.size_bytes);
       unexpected_.Add(early);
       ++stats_->unexpected_messages;
+      Announce(early->info);
     }
   }
   if (!early->buffer.empty()) {
@@ -357,7 +358,17 @@ Status Receiver::OnRequest(const wire::Request& request) {
   ++early_requests_;
   unexpected_.Add(early);
   ++stats_->unexpected_messages;
+  Announce(info);
   return Status::Ok();
+}
+
+// A put that met no receive: its owner is to post one.
+void Receiver::Announce(const MessageInfo& info) {
+  if (!IsPut(info.tag)) return;
+  Event event;
+  event.kind = EventKind::kArrived;
+  event.remote = info;
+  events_->push_back(std::move(event));
 }
 
 Status Receiver::OnData(const wire::Data& data, Bytes payload) {

@@ -108,6 +108,7 @@ class Receiver final {
   void Grant(Posted* posted);
   void FinishEager(Early* early);
   void ForgetRequest(Early* early);
+  void Announce(const MessageInfo& info);
   void FinishPosted(Posted* posted, const Status& status);
   void Forget(Posted* posted);
   void FinishIfWhole(Posted* posted);

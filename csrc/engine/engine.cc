@@ -91,6 +91,9 @@ struct Engine::Impl final : EngineSink, shm::Sink {
   void OnControl(ProcessId peer, const std::string& control) override {
     sink->OnControl(peer, control);
   }
+  void OnArrival(ProcessId peer, const core::MessageInfo& info) override {
+    sink->OnArrival(peer, info);
+  }
   // The other workers fail their connections as well; the user hears of it when all tokens of the
   // peer were reported. The worker that calls this finds its own connection failed already.
   void OnPeerLost(ProcessId peer, const Status& status) override {

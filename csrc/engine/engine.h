@@ -38,6 +38,14 @@ class EngineSink {
   // kSendDone / kRecvDone / kMismatch of this token.
   virtual void OnMessage(ProcessId peer, const core::Event& event) = 0;
   virtual void OnControl(ProcessId peer, const std::string& control) = 0;
+  // A put (core::IsPut) came, or asks to come, for which no receive is posted; once for each. It
+  // waits, within the peer's credit, until PostRecv with this very description or a Cancel with its
+  // tag, either of which may be called from here. A sink that takes no puts leaves them: they show
+  // in Inspect, and their sender notices that nobody takes them.
+  virtual void OnArrival(ProcessId peer, const core::MessageInfo& info) {
+    (void)peer;
+    (void)info;
+  }
   // The connection died; tokens outstanding on it were reported (with this status) before. Once per
   // peer.
   virtual void OnPeerLost(ProcessId peer, const Status& status) = 0;

@@ -125,6 +125,9 @@ void PeerLink::DeliverEvents(Nanos now) {
         sink_->OnMessage(id_, *event);
         break;
       }
+      case core::EventKind::kArrived:
+        sink_->OnArrival(id_, event->remote);
+        break;
       case core::EventKind::kControl:
         OnControl(now, event->control);
         break;

@@ -26,13 +26,14 @@ void RingBell(SegmentHeader* header) {
   (void)syscall(SYS_futex, Word(header), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void RingIfAsleep(SegmentHeader* header) {
+void RingIfAsleep(SegmentHeader* header, bool put) {
   // Between the publication before this call (a release store) and the look below; see the head of
   // the header.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (header->sleeping.load(std::memory_order_seq_cst) == 0) return;
+  const uint32_t sleeping = header->sleeping.load(std::memory_order_seq_cst);
+  if (sleeping == kAwake || (sleeping == kAsleepButForPuts && !put)) return;
   // One of several who see it asleep rings for all.
-  if (header->sleeping.exchange(0, std::memory_order_seq_cst) != 0) RingBell(header);
+  if (header->sleeping.exchange(kAwake, std::memory_order_seq_cst) != kAwake) RingBell(header);
 }
 
 void WaitForBell(SegmentHeader* header, uint32_t seen, Nanos timeout) {

@@ -14,8 +14,13 @@
 
 namespace uccl::shm {
 
-// After publishing something for the owner of the segment. Rings if it sleeps.
-void RingIfAsleep(SegmentHeader* header);
+// Values of SegmentHeader::sleeping.
+inline constexpr uint32_t kAwake = 0, kAsleep = 1;
+inline constexpr uint32_t kAsleepButForPuts = 2;  // waits for nothing, so only a put wakes it
+
+// After publishing something for the owner of the segment. Rings if it sleeps. `put`: something of
+// it is a put.
+void RingIfAsleep(SegmentHeader* header, bool put);
 // Rings in any case.
 void RingBell(SegmentHeader* header);
 

@@ -224,6 +224,7 @@ Link::Eager Link::WriteEager(const Outgoing& out) {
   if (!out.data.empty()) std::memcpy(at + sizeof(info), out.data.data(), out.data.size());
   writer_.Commit();
   published_ = true;
+  published_put_ |= core::IsPut(out.info.tag);
   eager_sent_ += static_cast<uint64_t>(cost);
   Sent(out);
   return Eager::kWritten;
@@ -249,6 +250,7 @@ bool Link::WriteMessage(uint64_t id) {
   std::memcpy(at, &offer, sizeof(offer));
   writer_.Commit();
   published_ = true;
+  published_put_ |= core::IsPut(out.info.tag);
   out.state = Outgoing::State::kOffered;
   return true;
 }
@@ -314,7 +316,7 @@ bool Link::Flush() {
 // Tells the peer of new records, once for all of them.
 void Link::Publish() {
   if (!std::exchange(published_, false)) return;
-  RingIfAsleep(theirs_->header());
+  RingIfAsleep(theirs_->header(), std::exchange(published_put_, false));
 }
 
 bool Link::Drain(Deliveries* out) {
@@ -570,6 +572,15 @@ void Link::Report(core::EventKind kind, uint64_t token, const Status& status) {
   event.kind = kind;
   event.token = token;
   event.status = status;
+  Push(std::move(event));
+}
+
+// A put that met no receive: its owner is to post one.
+void Link::Announce(const core::MessageInfo& info) {
+  if (!core::IsPut(info.tag)) return;
+  core::Event event;
+  event.kind = core::EventKind::kArrived;
+  event.remote = info;
   Push(std::move(event));
 }
 

@@ -66,7 +66,8 @@ struct LinkStats {
   bool one_copy = false;
 };
 
-// What happened, to be handed on without any lock. kFailed stands for the loss of the peer.
+// What happened, to be handed on without any lock. kFailed stands for the loss of the peer,
+// kArrived is for the sink as well.
 struct Deliveries {
   std::vector<core::Event> events;
   std::vector<std::function<void()>> freed;  // callbacks of Cancel
@@ -206,6 +207,7 @@ class Link final {
   // What a delivery is to bring.
   void Push(core::Event event);
   void Report(core::EventKind kind, uint64_t token, const Status& status);
+  void Announce(const core::MessageInfo& info);
   void Sent(const Outgoing& out);
   void Received(uint64_t token, const core::MessageInfo& info);
   void CountReceived(const core::MessageInfo& info);
@@ -259,7 +261,8 @@ class Link final {
   int64_t kept_bytes_ = 0;   // likewise, of kept_
   LinkStats stats_;
 
-  bool published_ = false;  // records the peer was not told of
+  bool published_ = false;      // records the peer was not told of
+  bool published_put_ = false;  // one of them brings a put
   bool left_ = false, leaving_ = false, aborting_ = false;
   bool failed_ = false, any_failed_ = false, told_ = false;
   Status failure_;

@@ -33,7 +33,8 @@ bool Link::Read() {
     }
     reader_.Pop();
   }
-  if (count > 0 && reader_.TakeWish()) RingIfAsleep(theirs_->header());
+  // Whatever the writer waits with, it may be an answer that nobody over there waits for.
+  if (count > 0 && reader_.TakeWish()) RingIfAsleep(theirs_->header(), /*put=*/true);
   return count > 0;
 }
 
@@ -131,8 +132,12 @@ bool Link::OnMessage(const RingReader::Record& record) {
     kept.bytes.assign(bytes.begin(), bytes.end());
     kept_bytes_ += static_cast<int64_t>(bytes.size()) + kKeptOverheadBytes;
     // The sender minds its credit, so more is a violation; so is a second message of one name.
-    return kept_bytes_ <= options_.eager_buffer_bytes &&
-           kept_.emplace(info.tag, std::move(kept)).second;
+    if (kept_bytes_ > options_.eager_buffer_bytes ||
+        !kept_.emplace(info.tag, std::move(kept)).second) {
+      return false;
+    }
+    Announce(info);
+    return true;
   }
   const Posted posted = it->second;
   posted_.erase(it);
@@ -162,8 +167,13 @@ bool Link::OnOffer(const RingReader::Record& record) {
     Queue({RecordKind::kDropped, offer.id, {}});
     return true;
   }
-  return kept_.size() < core::kMaxOpenMessages && !fetches_.contains(offer.id) &&
-         kept_.emplace(offer.info.tag, std::move(offer)).second;
+  const core::MessageInfo info = offer.info;
+  if (kept_.size() >= core::kMaxOpenMessages || fetches_.contains(offer.id) ||
+      !kept_.emplace(info.tag, std::move(offer)).second) {
+    return false;
+  }
+  Announce(info);
+  return true;
 }
 
 // An offer has met its receive.

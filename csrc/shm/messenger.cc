@@ -260,6 +260,8 @@ void Messenger::Deliver(Link* link, Deliveries* deliveries) {
     } else if (event.kind == core::EventKind::kControl) {
       sink_->OnControl(link->peer(), event.control);
       link->ControlTaken(event.token);
+    } else if (event.kind == core::EventKind::kArrived) {
+      sink_->OnArrival(link->peer(), event.remote);
     } else {
       sink_->OnMessage(link->peer(), event);
     }
@@ -270,7 +272,7 @@ void Messenger::Deliver(Link* link, Deliveries* deliveries) {
 Messenger::PollScope::PollScope(Messenger* messenger) : messenger_(messenger) {
   messenger->pollers_.fetch_add(1, std::memory_order_seq_cst);
   // Peers need not ring while this thread looks.
-  messenger->segment_->header()->sleeping.store(0, std::memory_order_seq_cst);
+  messenger->segment_->header()->sleeping.store(kAwake, std::memory_order_seq_cst);
 }
 
 Messenger::PollScope::~PollScope() {
@@ -278,7 +280,17 @@ Messenger::PollScope::~PollScope() {
   if (m.pollers_.fetch_sub(1, std::memory_order_seq_cst) != 1) return;
   if (!m.asleep_.load(std::memory_order_seq_cst)) return;  // it looks for work before it sleeps
   // It takes over: the rings, and the looks after the peers.
-  if (m.Waiting() || m.HasWork()) RingBell(m.segment_->header());
+  SegmentHeader* const header = m.segment_->header();
+  if (!m.Waiting()) {
+    // Nothing to take over but what comes unasked. Should another thread poll by now, or the own
+    // one be awake, the word costs a peer one ring too many. One that the own thread has set
+    // meanwhile is newer, and stays.
+    uint32_t awake = kAwake;
+    header->sleeping.compare_exchange_strong(awake, kAsleepButForPuts, std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // and the look into the rings after it
+    if (!m.HasWork()) return;
+  }
+  RingBell(header);
 }
 
 void Messenger::Loop() {
@@ -305,7 +317,9 @@ void Messenger::Sleep() {
   asleep_.store(true, std::memory_order_seq_cst);
   const bool others = pollers_.load(std::memory_order_seq_cst) > 0;
   const bool waiting = Waiting();
-  if (!others && waiting) header->sleeping.store(1, std::memory_order_seq_cst);
+  if (!others) {
+    header->sleeping.store(waiting ? kAsleep : kAsleepButForPuts, std::memory_order_seq_cst);
+  }
   // Between that store and the look into the rings; see RingIfAsleep.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   // The last look. Others may leave, and calls come, from here on: they see asleep_.
@@ -314,7 +328,7 @@ void Messenger::Sleep() {
     WaitForBell(header, bell, waiting ? kCheckEvery : kNever);
   }
   asleep_.store(false, std::memory_order_seq_cst);
-  header->sleeping.store(0, std::memory_order_seq_cst);
+  header->sleeping.store(kAwake, std::memory_order_seq_cst);
 }
 
 void Messenger::CheckLinks(Nanos now) {

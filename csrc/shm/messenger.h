@@ -8,13 +8,15 @@
 // is outstanding.
 //
 // Peers ring only while something here waits for them (and when a ring is full): what comes early
-// is found by the operation that wants it, and programs in step with each other wake nobody.
+// is found by the operation that wants it, and programs in step with each other wake nobody. A put
+// is asked for by nobody here, so it rings whenever nobody looks.
 //
 // Sleep and wake-up. `asleep_` says that the thread sleeps or is about to, `pollers_` how many
 // others serve, and `sleeping` in the segment whether peers must ring. A call that makes something
 // wait rings the thread itself, unless others serve; so does the last poller, if it leaves
-// anything. The thread sets asleep_, then looks at pollers_ and at what waits; they change those
-// first and look at asleep_ then; all sequentially consistent, so one of the two sees the other.
+// anything, else it puts the word `sleeping` back for the sleeping thread. The thread sets asleep_,
+// then looks at pollers_ and at what waits; they change those first and look at asleep_ then; all
+// sequentially consistent, so one of the two sees the other.
 //
 // Any thread may call. Callbacks run on the own thread or in Poll, never under a lock, and must not
 // block.
@@ -48,6 +50,7 @@ class Sink {
   // As engine::EngineSink.
   virtual void OnMessage(ProcessId peer, const core::Event& event) = 0;
   virtual void OnControl(ProcessId peer, const std::string& control) = 0;
+  virtual void OnArrival(ProcessId peer, const core::MessageInfo& info) = 0;
   virtual void OnPeerLost(ProcessId peer, const Status& status) = 0;
 };
 

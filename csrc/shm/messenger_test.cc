@@ -40,6 +40,15 @@ class Recorder final : public Sink {
     std::lock_guard lock(mutex_);
     controls_.push_back(control);
   }
+  void OnArrival(ProcessId, const core::MessageInfo& info) override {
+    std::lock_guard lock(mutex_);
+    arrivals_.push_back(info);
+    changed_.notify_all();
+  }
+  bool WaitArrivals(size_t count) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, kPatience, [&] { return arrivals_.size() >= count; });
+  }
   void OnPeerLost(ProcessId peer, const Status& status) override {
     std::lock_guard lock(mutex_);
     controls_before_loss_ = controls_.size();
@@ -84,6 +93,7 @@ class Recorder final : public Sink {
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   std::map<uint64_t, core::Event> events_;
+  std::vector<core::MessageInfo> arrivals_;
   std::vector<std::pair<ProcessId, Status>> lost_;
   std::vector<std::string> controls_;
   size_t controls_before_loss_ = 0;
@@ -219,6 +229,40 @@ TEST_P(Messengers, EverybodyToEverybody) {
   EXPECT_EQ(group[0].Stats()[1].one_copy, GetParam().one_copy);
   group.ShutdownAll();
   for (size_t i = 0; i < kProcesses; ++i) EXPECT_TRUE(group.sink(i).lost().empty());
+}
+
+core::MessageInfo Put(uint64_t name, size_t size) {
+  core::MessageInfo info = Info(name, size);
+  info.tag = {core::kPutTagHi, name};
+  return info;
+}
+
+// Nothing is outstanding at the receiver, so its thread sleeps without a timeout: only a ring of
+// the sender's wakes it, also when the last look into the rings was another thread's.
+TEST(Messenger, APutWakesAProcessThatWaitsForNothing) {
+  Group group(2);
+  const std::vector<std::byte> data = Pattern(100'000, 1);
+  size_t count = 0;
+  for (uint64_t name = 1; name <= 20; ++name) {
+    const size_t size = name % 2 == 0 ? 40 : data.size();
+    if (name % 3 == 0) {
+      const Messenger::PollScope scope(&group[1]);
+      group[1].Poll();
+    }
+    if (name % 5 == 0) {
+      // In the ring while a thread looks there, found by it or by the own one afterwards.
+      const Messenger::PollScope scope(&group[1]);
+      group[0].Send(Group::Id(1), Put(name, size), Bytes(data).first(size), name);
+    } else {
+      group[0].Send(Group::Id(1), Put(name, size), Bytes(data).first(size), name);
+    }
+    ASSERT_TRUE(group.sink(1).WaitArrivals(++count)) << name;
+    std::vector<std::byte> buffer(size);
+    group[1].PostRecv(Group::Id(0), Put(name, size), buffer, name);
+    ASSERT_TRUE(group.sink(1).Wait(name) && group.sink(0).Wait(name));
+    EXPECT_TRUE(std::ranges::equal(buffer, Bytes(data).first(size)));
+  }
+  group.ShutdownAll();
 }
 
 TEST(Messenger, APollerThatLeavesHandsOverToTheThread) {

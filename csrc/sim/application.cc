@@ -134,6 +134,8 @@ void Application::OnEvent(Nanos now, EndId end, core::Event event) {
       return checker_->Require(now, false, "flow " + std::to_string(id.flow) + " met a mismatch");
     case core::EventKind::kControl:
       return checker_->Require(now, false, "a control message nobody sent");
+    case core::EventKind::kArrived:
+      return checker_->Require(now, false, "a put nobody sent");
     case core::EventKind::kFailed:
       return checker_->Require(now, false,
                                "connection " + std::to_string(hosts_->host_of(end)) + " -> " +

@@ -177,6 +177,9 @@ void Oracle::TakeEvents() {
         Finished(event->token, it->second.is_send, /*complete=*/false);
         break;
       }
+      case core::EventKind::kArrived:
+        Require(core::IsPut(event->remote.tag), "only puts are announced");
+        break;
       case core::EventKind::kControl:
         break;
       case core::EventKind::kFailed:

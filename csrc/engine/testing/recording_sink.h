@@ -34,6 +34,11 @@ class RecordingSink final : public EngineSink {
     controls_.emplace_back(peer, control);
     changed_.notify_all();
   }
+  void OnArrival(ProcessId peer, const core::MessageInfo& info) override {
+    std::lock_guard lock(mutex_);
+    arrivals_.push_back({peer, info});
+    changed_.notify_all();
+  }
   void OnPeerLost(ProcessId peer, const Status& status) override {
     std::lock_guard lock(mutex_);
     lost_.push_back({peer, status});
@@ -52,6 +57,9 @@ class RecordingSink final : public EngineSink {
   bool WaitControls(size_t count) {
     return Wait([&] { return controls_.size() >= count; });
   }
+  bool WaitArrivals(size_t count) {
+    return Wait([&] { return arrivals_.size() >= count; });
+  }
   bool WaitLost(size_t count) {
     return Wait([&] { return lost_.size() >= count; });
   }
@@ -69,6 +77,10 @@ class RecordingSink final : public EngineSink {
   std::vector<std::pair<ProcessId, std::string>> controls() const {
     std::lock_guard lock(mutex_);
     return controls_;
+  }
+  std::vector<UnexpectedMessage> arrivals() const {
+    std::lock_guard lock(mutex_);
+    return arrivals_;
   }
   std::vector<Lost> lost() const {
     std::lock_guard lock(mutex_);
@@ -90,6 +102,7 @@ class RecordingSink final : public EngineSink {
   std::condition_variable changed_;
   std::map<uint64_t, std::pair<ProcessId, core::Event>> events_;
   std::vector<std::pair<ProcessId, std::string>> controls_;
+  std::vector<UnexpectedMessage> arrivals_;
   std::vector<Lost> lost_;
   int duplicates_ = 0;
 };
