@@ -8,6 +8,7 @@ array's own sharding as the specification.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,12 +27,15 @@ from jax_uccl._src.errors import UcclValueError
 _Parts = list[tuple[Any, ...]]
 
 
-def psum(x: Any, axis_name: Any, *, spec: Any = None, mesh: Any = None) -> Any:
+def psum(
+    x: Any, axis_name: Any, *, reduction: str = "ordered", spec: Any = None, mesh: Any = None
+) -> Any:
     """Sums the blocks of `x` along `axis_name`; every device of the axis gets the sum.
 
     Args:
       x: global array. It is divided along `axis_name` on one axis or more.
       axis_name: a mesh axis, or a tuple of mesh axes.
+      reduction: as for `jax_uccl.psum`.
       spec: PartitionSpec of `x`. Default: that of its type (explicit mesh axes) or of the concrete array.
       mesh: default: that of `jax.set_mesh`, or of the concrete array.
 
@@ -55,32 +59,45 @@ def psum(x: Any, axis_name: Any, *, spec: Any = None, mesh: Any = None) -> Any:
       >>> [int(v) for v in f(np.arange(4))]
       [2, 4]
     """
-    return _reduce(_all_reduce.psum, x, axis_name, spec, mesh, "psum")
+    local = partial(_all_reduce.psum, reduction=reduction)
+    return _reduce(local, x, axis_name, spec, mesh, "psum")
 
 
-def pmean(x: Any, axis_name: Any, *, spec: Any = None, mesh: Any = None) -> Any:
+def pmean(
+    x: Any, axis_name: Any, *, reduction: str = "ordered", spec: Any = None, mesh: Any = None
+) -> Any:
     """Mean of the blocks of `x` along `axis_name`; arguments, result and errors as for `psum`."""
-    return _reduce(_all_reduce.pmean, x, axis_name, spec, mesh, "pmean")
+    local = partial(_all_reduce.pmean, reduction=reduction)
+    return _reduce(local, x, axis_name, spec, mesh, "pmean")
 
 
-def pmax(x: Any, axis_name: Any, *, spec: Any = None, mesh: Any = None) -> Any:
+def pmax(
+    x: Any, axis_name: Any, *, reduction: str = "ordered", spec: Any = None, mesh: Any = None
+) -> Any:
     """Maximum of the blocks of `x` along `axis_name`; arguments, result and errors as for `psum`."""
-    return _reduce(_all_reduce.pmax, x, axis_name, spec, mesh, "pmax")
+    local = partial(_all_reduce.pmax, reduction=reduction)
+    return _reduce(local, x, axis_name, spec, mesh, "pmax")
 
 
-def pmin(x: Any, axis_name: Any, *, spec: Any = None, mesh: Any = None) -> Any:
+def pmin(
+    x: Any, axis_name: Any, *, reduction: str = "ordered", spec: Any = None, mesh: Any = None
+) -> Any:
     """Minimum of the blocks of `x` along `axis_name`; arguments, result and errors as for `psum`."""
-    return _reduce(_all_reduce.pmin, x, axis_name, spec, mesh, "pmin")
+    local = partial(_all_reduce.pmin, reduction=reduction)
+    return _reduce(local, x, axis_name, spec, mesh, "pmin")
 
 
 def all_reduce(
-    x: Any, axis_name: Any, *, op: str = "sum", spec: Any = None, mesh: Any = None
+    x: Any,
+    axis_name: Any,
+    *,
+    op: str = "sum",
+    reduction: str = "ordered",
+    spec: Any = None,
+    mesh: Any = None,
 ) -> Any:
     """Combines the blocks of `x` along `axis_name` with `op` (see `jax_uccl.all_reduce`); else as `psum`."""
-
-    def local(block: Any, names: Any) -> Any:
-        return _all_reduce.all_reduce(block, names, op=op)
-
+    local = partial(_all_reduce.all_reduce, op=op, reduction=reduction)
     return _reduce(local, x, axis_name, spec, mesh, "all_reduce")
 
 
@@ -122,7 +139,13 @@ def all_gather(x: Any, axis_name: Any, *, axis: int = 0, spec: Any = None, mesh:
 
 
 def psum_scatter(
-    x: Any, axis_name: Any, *, scatter_dimension: int = 0, spec: Any = None, mesh: Any = None
+    x: Any,
+    axis_name: Any,
+    *,
+    scatter_dimension: int = 0,
+    reduction: str = "ordered",
+    spec: Any = None,
+    mesh: Any = None,
 ) -> Any:
     """Sums the blocks of `x` along `axis_name` and divides the sum along `scatter_dimension`.
 
@@ -130,6 +153,7 @@ def psum_scatter(
       x: as for `psum`.
       axis_name: as for `psum`.
       scatter_dimension: the axis of the result that is divided along `axis_name`.
+      reduction: as for `jax_uccl.psum`.
       spec: as for `psum`.
       mesh: as for `psum`.
 
@@ -150,7 +174,8 @@ def psum_scatter(
       >>> [int(v) for v in f(np.arange(4))]
       [2, 4]
     """
-    return _scatter(x, axis_name, "sum", scatter_dimension, spec, mesh, "psum_scatter")
+    how = ("sum", scatter_dimension, reduction)
+    return _scatter(x, axis_name, *how, spec, mesh, "psum_scatter")
 
 
 def reduce_scatter(
@@ -159,11 +184,13 @@ def reduce_scatter(
     *,
     op: str = "sum",
     scatter_dimension: int = 0,
+    reduction: str = "ordered",
     spec: Any = None,
     mesh: Any = None,
 ) -> Any:
     """`psum_scatter` with another reduction; see `jax_uccl.reduce_scatter`."""
-    return _scatter(x, axis_name, op, scatter_dimension, spec, mesh, "reduce_scatter")
+    how = (op, scatter_dimension, reduction)
+    return _scatter(x, axis_name, *how, spec, mesh, "reduce_scatter")
 
 
 def all_to_all(
@@ -260,7 +287,14 @@ def _reduce(
 
 
 def _scatter(
-    x: Any, axis_name: Any, op: str, dimension: int, spec: Any, mesh: Any, api: str
+    x: Any,
+    axis_name: Any,
+    op: str,
+    dimension: int,
+    reduction: str,
+    spec: Any,
+    mesh: Any,
+    api: str,
 ) -> Any:
     x, names, parts, mesh = _arguments(x, axis_name, spec, mesh, api)
     at = axes.canonical(dimension, x.ndim)
@@ -268,7 +302,9 @@ def _scatter(
     out[at] = (*out[at], *names)
 
     def local(block: Any) -> Any:
-        return _reduce_scatter.reduce_scatter(block, names, op=op, scatter_dimension=at, tiled=True)
+        return _reduce_scatter.reduce_scatter(
+            block, names, op=op, scatter_dimension=at, tiled=True, reduction=reduction
+        )
 
     return _run(local, x, mesh, parts, out)
 

@@ -81,14 +81,41 @@ def with_varying_axes(aval: Any, varying: frozenset[Any]) -> Any:
     return aval.update(sharding=sharding, manual_axis_type=aval.mat.update(varying=varying))
 
 
+def pending_op(aval: Any, names: Sequence[Any]) -> str | None:
+    """ "sum", "max" or "min" for a value that still waits for that reduction over one of `names`."""
+    if not aval.mat.unreduced & set(names):
+        return None
+    kind = getattr(aval.mat, "unreduced_kind", None)  # 0.12 on; before, all are sums
+    return "sum" if kind is None else str(kind.name)
+
+
+def reduce_pending(aval: Any, names: Sequence[Any], *, varying: bool) -> Any:
+    """The type of `aval` once reduced over `names`: varying over them, or equal on all members."""
+    mat, left = aval.mat, aval.mat.unreduced - set(names)
+    if not left and hasattr(mat, "unreduced_kind"):
+        mat = mat.update(unreduced=left, unreduced_kind=None)
+    now = mat.varying | set(names) if varying else mat.varying
+    return aval.update(manual_axis_type=mat.update(unreduced=left, varying=now))
+
+
+def with_reduced_axes(aval: Any, names: Sequence[Any]) -> Any:
+    """The type of a value that is equal over `names` and whose cotangents wait for their sum there."""
+    mat = aval.mat
+    return aval.update(
+        manual_axis_type=mat.update(
+            varying=mat.varying - set(names), reduced=mat.reduced | set(names)
+        )
+    )
+
+
+def cast_to_reduced(x: Any, names: Sequence[Any]) -> Any:
+    """The cast from equal over `names` to that type."""
+    return jax.lax.pcast(x, tuple(names), to="reduced")
+
+
 def check_unreduced(aval: Any, names: Sequence[Any], api: str) -> None:
     """Raises as lax does for operands that are unreduced or reduced over `names`."""
     _core.check_unreduced_args([aval], tuple(names), api)
-
-
-def is_unreduced(aval: Any, names: Sequence[Any]) -> bool:
-    """Whether the value is a pending sum over one of `names`."""
-    return bool(aval.mat.unreduced & set(names))
 
 
 # --- rules ------------------------------------------------------------------------------------------

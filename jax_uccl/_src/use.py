@@ -60,9 +60,9 @@ def _scatter(
     *,
     scatter_dimension: int,
     axis_name: Any,
-    axis_index_groups: Any,
     axis_size: int,
     tiled: bool,
+    axis_index_groups: Any = None,
 ) -> Any:
     del axis_size
     return psum_scatter(
@@ -74,6 +74,10 @@ def _scatter(
     )
 
 
+def _broadcast_from(x: Any, source: Any, *, axis_name: Any) -> Any:
+    return pbroadcast(x, axis_name, source)
+
+
 # lax's primitive -> the same operation here, given lax's parameters.
 _CALLS: dict[str, Callable[..., Any]] = {
     "psum_p": _reduce(psum),
@@ -82,10 +86,17 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "pmin_p": _reduce(pmin),
     "all_gather_p": _gather("varying"),
     "all_gather_invariant_p": _gather("invarying"),
+    "all_gather_reduced_p": _gather("reduced"),
     "reduce_scatter_p": _scatter,
+    # Pending sums, and from JAX 0.12 on pending maxima and minima.
+    "unreduced_psum_p": _reduce(psum),
+    "unreduced_pmax_p": _reduce(pmax),
+    "unreduced_pmin_p": _reduce(pmin),
+    "unreduced_reduce_scatter_p": _scatter,
     "all_to_all_p": all_to_all,
     "ppermute_p": ppermute,
     "pbroadcast_p": pbroadcast,
+    "pbroadcast_dynamic_p": _broadcast_from,
     "ragged_all_to_all_p": ragged_all_to_all,
 }
 

@@ -1,7 +1,8 @@
 """all_gather: every member gets the arrays of all, joined along an axis.
 
 The primitive is the tiled form (no dimension comes); the other one is the same of an array with a new axis.
-With `invariant` the result is typed as equal on all members, and its transpose takes the member's own part.
+With to="invarying" the result is typed as equal on all members, and its transpose takes the member's own
+part; with to="reduced" its cotangents are pending sums, and its transpose scatters them.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from jax_uccl._src import axes, lowering
 from jax_uccl._src import jax_compat as compat
 from jax_uccl._src.collectives import define
 from jax_uccl._src.collectives.vary import vary
-from jax_uccl._src.errors import UnsupportedError
 from jax_uccl._src.explicit import run_on_local_shards
 from jax_uccl._src.ordering import is_strict
+
+TYPES = ("varying", "invarying", "reduced")
 
 
 def all_gather(
@@ -44,8 +46,9 @@ def all_gather(
       axis: where the member axis appears in the result, or with `tiled` the axis along which arrays are
         joined.
       tiled: keep the rank: arrays are concatenated along `axis`.
-      to: type of the result under `check_vma=True`: "varying", or "invarying" where the result is to count
-        as equal on all members (its transpose then needs no communication).
+      to: type of the result under `check_vma=True`: "varying"; "invarying" where the result is to count as
+        equal on all members (its transpose then needs no communication); "reduced" where moreover its
+        cotangents are pending sums over `axis_name` (its transpose is then a `psum_scatter` of those).
 
     Returns:
       Array(s) of the dtype of `x`; of its shape with a new axis of the group's size, or with `tiled` with
@@ -53,7 +56,7 @@ def all_gather(
 
     Raises:
       ValueError: `axis` is out of bounds, groups are not equal in size, or `to` is unknown.
-      UnsupportedError: `to="reduced"`.
+      NotImplementedError: `axis_index_groups` with another `to` than "varying" under `check_vma=True`.
       NameError: `axis_name` is not bound by an enclosing `jax.shard_map` or `jax.vmap`.
       UcclError: at run time, see `jax_uccl.errors`.
 
@@ -72,17 +75,15 @@ def all_gather(
     axes.check_bound(names, "all_gather")
     groups = axes.as_groups(axis_index_groups, names)
     axes.require_equal_groups(groups)
-    if to == "reduced":
-        raise UnsupportedError(
-            "jax_uccl.all_gather: to='reduced' is not supported; use to='varying' or 'invarying'"
+    if to not in TYPES:
+        raise ValueError(
+            f"Got unexpected `to` value {to!r} for `jax_uccl.all_gather`; use one of {TYPES}"
         )
-    if to not in ("varying", "invarying"):
-        raise ValueError(f"Unexpected `to`: {to!r}; use 'varying' or 'invarying'")
-    invariant = to == "invarying" and compat.check_vma()
-    if invariant and groups is not None:
+    to = to if compat.check_vma() else "varying"
+    if to != "varying" and groups is not None:
         raise NotImplementedError(
-            "jax_uccl.all_gather: axis_index_groups with to='invarying', where the result differs "
-            "between groups; use to='varying'"
+            f"jax_uccl.all_gather: axis_index_groups with to={to!r}, where the result differs between "
+            "groups; use to='varying'"
         )
 
     def bind(leaf: Any) -> Any:
@@ -96,7 +97,8 @@ def all_gather(
                 axis_name=names,
                 axis=at,
                 axis_index_groups=groups,
-                invariant=invariant,
+                to=to,
+                any_order=False,
                 ordered=is_strict(),
             ),
             leaf,
@@ -111,14 +113,24 @@ all_gather_p = compat.Primitive("uccl_all_gather")
 
 
 def _abstract_eval(
-    aval: Any, *, axis_name: Any, axis: int, axis_index_groups: Any, invariant: bool, ordered: bool
+    aval: Any,
+    *,
+    axis_name: Any,
+    axis: int,
+    axis_index_groups: Any,
+    to: str,
+    any_order: bool,
+    ordered: bool,
 ) -> Any:
+    # any_order is for the sum of the transpose; nothing is added here.
     define.check_operand(aval, axis_name, "all_gather")
     shape = list(aval.shape)
     shape[axis] *= axes.group_size(axis_name, axis_index_groups)
     out = aval.update(shape=tuple(shape), weak_type=False)
-    if invariant:
+    if to == "invarying":
         out = compat.with_varying_axes(out, compat.varying_axes(aval) - set(axis_name))
+    elif to == "reduced":
+        out = compat.with_reduced_axes(out, axis_name)
     return out, define.effects(axis_name, ordered)
 
 
@@ -129,7 +141,8 @@ def _lower(
     axis_name: Any,
     axis: int,
     axis_index_groups: Any,
-    invariant: bool,
+    to: str,
+    any_order: bool,
     ordered: bool,
 ) -> Any:
     (aval,) = ctx.avals_in

@@ -26,29 +26,38 @@ from jax_uccl._src.explicit import run_on_local_shards
 from jax_uccl._src.ordering import is_strict
 
 OPS = ("sum", "mean", "max", "min", "prod", "and", "or")
+REDUCTIONS = ("ordered", "any")
 
 
 def psum(
-    x: Any, axis_name: Any, *, axis_index_groups: Sequence[Sequence[int]] | None = None
+    x: Any,
+    axis_name: Any,
+    *,
+    axis_index_groups: Sequence[Sequence[int]] | None = None,
+    reduction: str = "ordered",
 ) -> Any:
     """Sums `x` over the members of `axis_name`.
 
-    The same as `jax.lax.psum`, argument for argument. Before, each member holds one array; after, each
-    holds the sum. Values that are not traced (Python numbers, constants) are multiplied by the number of
-    members without communication, so `psum(1, axis_name)` is that number.
+    The same as `jax.lax.psum`, argument for argument, but for `reduction`. Before, each member holds one
+    array; after, each holds the sum. Values that are not traced (Python numbers, constants) are multiplied
+    by the number of members without communication, so `psum(1, axis_name)` is that number.
 
     Args:
-      x: array or pytree of arrays: floating, complex, integer, or bool (summed as int32). Inside
-        `jax.shard_map` it is the local shard.
+      x: array or pytree of arrays: floating, complex, integer, or bool (summed as int32); or pending sums
+        over `axis_name`. Inside `jax.shard_map` it is the local shard.
       axis_name: a mesh axis, or a tuple of mesh axes. Integers in it name axes of the array itself.
       axis_index_groups: lists of axis indices that sum among themselves, together each index once; they
         may differ in size. Default: all members.
+      reduction: "ordered": additions in one order that depends on the positions in the group only, so the
+        result has the same bits in every process layout and with every algorithm. "any": in whatever order
+        the cheapest algorithm takes; the bits may then differ between layouts and settings, but not between
+        members or runs. Derivatives keep the choice.
 
     Returns:
-      Array(s) of the shape and dtype of `x`. float16 and bfloat16 accumulate in float32. The order of
-      additions depends on the ranks only, so results are the same to the bit in every process layout.
+      Array(s) of the shape and dtype of `x`. float16 and bfloat16 accumulate in float32.
 
     Raises:
+      UcclValueError: `reduction` is not one of the two.
       NameError: `axis_name` is not bound by an enclosing `jax.shard_map` or `jax.vmap`.
       ValueError: the groups do not hold every index once.
       NotImplementedError: `axis_index_groups` under `check_vma=True`, as in lax.
@@ -66,11 +75,15 @@ def psum(
       >>> int(y[0])
       1
     """
-    return _reduce_tree(x, axis_name, "sum", axis_index_groups, "psum")
+    return _reduce_tree(x, axis_name, "sum", axis_index_groups, "psum", reduction)
 
 
 def pmean(
-    x: Any, axis_name: Any, *, axis_index_groups: Sequence[Sequence[int]] | None = None
+    x: Any,
+    axis_name: Any,
+    *,
+    axis_index_groups: Sequence[Sequence[int]] | None = None,
+    reduction: str = "ordered",
 ) -> Any:
     """Mean of `x` over the members of `axis_name`; the same as `jax.lax.pmean`.
 
@@ -78,6 +91,7 @@ def pmean(
       x: as for `psum`.
       axis_name: as for `psum`.
       axis_index_groups: as for `psum`.
+      reduction: as for `psum`.
 
     Returns:
       Array(s) of the shape of `x`; integers become floating.
@@ -96,11 +110,15 @@ def pmean(
       >>> float(y[0])
       0.5
     """
-    return _mean_tree(x, axis_name, axis_index_groups, "pmean")
+    return _mean_tree(x, axis_name, axis_index_groups, "pmean", reduction)
 
 
 def pmax(
-    x: Any, axis_name: Any, *, axis_index_groups: Sequence[Sequence[int]] | None = None
+    x: Any,
+    axis_name: Any,
+    *,
+    axis_index_groups: Sequence[Sequence[int]] | None = None,
+    reduction: str = "ordered",
 ) -> Any:
     """Maximum of `x` over the members of `axis_name`; the same as `jax.lax.pmax`.
 
@@ -108,6 +126,7 @@ def pmax(
       x: array or pytree of arrays: floating, integer or bool.
       axis_name: as for `psum`.
       axis_index_groups: as for `psum`.
+      reduction: as for `psum`.
 
     Returns:
       Array(s) of the shape and dtype of `x`; NaN where any member has NaN.
@@ -126,11 +145,15 @@ def pmax(
       >>> int(y[0])
       1
     """
-    return _reduce_tree(x, axis_name, "max", axis_index_groups, "pmax")
+    return _reduce_tree(x, axis_name, "max", axis_index_groups, "pmax", reduction)
 
 
 def pmin(
-    x: Any, axis_name: Any, *, axis_index_groups: Sequence[Sequence[int]] | None = None
+    x: Any,
+    axis_name: Any,
+    *,
+    axis_index_groups: Sequence[Sequence[int]] | None = None,
+    reduction: str = "ordered",
 ) -> Any:
     """Minimum of `x` over the members of `axis_name`; the same as `jax.lax.pmin`.
 
@@ -138,6 +161,7 @@ def pmin(
       x: as for `pmax`.
       axis_name: as for `psum`.
       axis_index_groups: as for `psum`.
+      reduction: as for `psum`.
 
     Returns:
       As for `pmax`.
@@ -156,7 +180,7 @@ def pmin(
       >>> int(y[0])
       0
     """
-    return _reduce_tree(x, axis_name, "min", axis_index_groups, "pmin")
+    return _reduce_tree(x, axis_name, "min", axis_index_groups, "pmin", reduction)
 
 
 def all_reduce(
@@ -165,6 +189,7 @@ def all_reduce(
     *,
     op: str = "sum",
     axis_index_groups: Sequence[Sequence[int]] | None = None,
+    reduction: str = "ordered",
 ) -> Any:
     """Combines `x` over the members of `axis_name` with `op`.
 
@@ -177,6 +202,7 @@ def all_reduce(
       axis_name: as for `psum`.
       op: the reduction.
       axis_index_groups: as for `psum`.
+      reduction: as for `psum`.
 
     Returns:
       Array(s) of the shape of `x`; of its dtype, except that "mean" of integers is floating.
@@ -201,13 +227,13 @@ def all_reduce(
     if op not in OPS:
         raise UcclValueError(f"all_reduce: op={op!r} is not one of {', '.join(OPS)}")
     if op != "mean":
-        return _reduce_tree(x, axis_name, op, axis_index_groups, "all_reduce")
-    return _mean_tree(x, axis_name, axis_index_groups, "all_reduce")
+        return _reduce_tree(x, axis_name, op, axis_index_groups, "all_reduce", reduction)
+    return _mean_tree(x, axis_name, axis_index_groups, "all_reduce", reduction)
 
 
-def _mean_tree(x: Any, axis_name: Any, axis_index_groups: Any, api: str) -> Any:
-    total = _reduce_tree(x, axis_name, "sum", axis_index_groups, api)
-    ones = _reduce_tree(1, axis_name, "sum", axis_index_groups, api)
+def _mean_tree(x: Any, axis_name: Any, axis_index_groups: Any, api: str, reduction: str) -> Any:
+    total = _reduce_tree(x, axis_name, "sum", axis_index_groups, api, reduction)
+    ones = _reduce_tree(1, axis_name, "sum", axis_index_groups, api, reduction)
     return jax.tree.map(lambda leaf: to_inexact(leaf) / ones, total)
 
 
@@ -218,7 +244,19 @@ def to_inexact(x: Any) -> Any:
     return x.astype(jnp.result_type(x.dtype, float)) if integral else x
 
 
-def _reduce_tree(x: Any, axis_name: Any, op: str, axis_index_groups: Any, api: str) -> Any:
+def is_any_order(reduction: str, api: str) -> bool:
+    """What the argument `reduction` says."""
+    if reduction not in REDUCTIONS:
+        raise UcclValueError(
+            f"{api}: reduction={reduction!r} is not one of {', '.join(REDUCTIONS)}"
+        )
+    return reduction == "any"
+
+
+def _reduce_tree(
+    x: Any, axis_name: Any, op: str, axis_index_groups: Any, api: str, reduction: str
+) -> Any:
+    any_order = is_any_order(reduction, api)
     names = axes.as_names(axis_name)
     positional = [n for n in names if isinstance(n, int)]
     names = tuple(n for n in names if not isinstance(n, int))
@@ -235,7 +273,7 @@ def _reduce_tree(x: Any, axis_name: Any, op: str, axis_index_groups: Any, api: s
             leaf = leaf.astype(np.int32)
         if positional:
             leaf = reduce_local(leaf, op, tuple(p % leaf.ndim for p in positional))
-        return _reduce_named(leaf, names, op, groups, api) if names else leaf
+        return _reduce_named(leaf, names, op, groups, api, any_order) if names else leaf
 
     return jax.tree.map(reduce_leaf, x)
 
@@ -253,12 +291,20 @@ def _sum_constant(
 
 
 def _reduce_named(
-    x: Any, names: tuple[Any, ...], op: str, groups: axes.AxisGroups | None, api: str
+    x: Any,
+    names: tuple[Any, ...],
+    op: str,
+    groups: axes.AxisGroups | None,
+    api: str,
+    any_order: bool,
 ) -> Any:
     check_dtype(x.dtype, op)
     aval = jax.typeof(x)
-    if op == "sum" and compat.is_unreduced(aval, names):
-        return lax.psum(x, names, axis_index_groups=groups)  # XLA owns the pending sum
+    if check_pending(x, op, names, groups, api):
+        how = dict(invariant=True, pending=True, any_order=any_order, ordered=is_strict())
+        return run_on_local_shards(
+            lambda shard: _bind(shard, op, names, groups, **how), x, whole_axes=(), api=api
+        )
     checked = compat.check_vma()
     mesh_names = tuple(n for n in names if n in compat.manual_axes()) if checked else names
     if checked and 0 < len(compat.varying_axes(aval) & set(mesh_names)) < len(mesh_names):
@@ -273,8 +319,8 @@ def _reduce_named(
             "between groups has no type (jax.lax.psum refuses it too); use check_vma=False"
         )
     if groups is not None and len({len(g) for g in groups}) > 1:
-        return _reduce_uneven(x, names, op, groups, api)
-    bind = partial(_bind, ordered=is_strict())
+        return _reduce_uneven(x, names, op, groups, api, any_order)
+    bind = partial(_bind, any_order=any_order, ordered=is_strict())
     # Types know nothing of vmap axes, so those keep the rule of unchecked sums.
     local_names = tuple(n for n in names if n not in mesh_names)
     if local_names:
@@ -282,14 +328,49 @@ def _reduce_named(
     if not mesh_names:
         return x
     return run_on_local_shards(
-        lambda shard: bind(vary(shard, mesh_names), op, mesh_names, groups, invariant=checked),
+        lambda shard: bind(
+            vary(shard, mesh_names, any_order=any_order), op, mesh_names, groups, invariant=checked
+        ),
         x,
         whole_axes=(),
         api=api,
     )
 
 
-def _bind(x: Any, op: str, names: Any, groups: Any, *, invariant: bool, ordered: bool) -> Any:
+def check_pending(
+    x: Any, op: str, names: tuple[Any, ...], groups: axes.AxisGroups | None, api: str
+) -> bool:
+    """Whether `x` is pending: typed as waiting for its reduction over `names`, which must then be `op`."""
+    aval = jax.typeof(x)
+    pending = compat.pending_op(aval, names)
+    if pending is None:
+        return False
+    if pending != op:
+        raise ValueError(
+            f"jax_uccl.{api} with op={op!r} cannot accept {aval}, which waits for a {pending} over "
+            f"{names}; reduce it with op={pending!r}"
+        )
+    if groups is not None:
+        raise NotImplementedError(f"jax_uccl.{api}: axis_index_groups with a pending {pending}")
+    if not set(names) <= aval.mat.unreduced:
+        raise ValueError(
+            f"jax_uccl.{api}: {aval} waits for its {pending} over {set(aval.mat.unreduced)} only, not "
+            f"over all of {names}; reduce over those axes first"
+        )
+    return True
+
+
+def _bind(
+    x: Any,
+    op: str,
+    names: Any,
+    groups: Any,
+    *,
+    invariant: bool,
+    any_order: bool,
+    ordered: bool,
+    pending: bool = False,
+) -> Any:
     primitive = sum_p if op == "sum" else reduce_p
     return primitive.bind(
         x,
@@ -297,7 +378,9 @@ def _bind(x: Any, op: str, names: Any, groups: Any, *, invariant: bool, ordered:
         op=op,
         axis_index_groups=groups,
         invariant=invariant,
+        any_order=any_order,
         ordered=ordered,
+        pending=pending,
     )
 
 
@@ -310,7 +393,12 @@ def _table_at_index(table: Sequence[int], names: tuple[Any, ...], groups: axes.A
 
 
 def _reduce_uneven(
-    x: Any, names: tuple[Any, ...], op: str, groups: axes.AxisGroups, api: str
+    x: Any,
+    names: tuple[Any, ...],
+    op: str,
+    groups: axes.AxisGroups,
+    api: str,
+    any_order: bool,
 ) -> Any:
     """Groups of different sizes: one reduction over everybody, with a row for each group.
 
@@ -321,7 +409,7 @@ def _reduce_uneven(
     rows = jnp.full((len(groups), *x.shape), _identity(x.dtype, op), x.dtype)
     rows = lax.dynamic_update_index_in_dim(rows, x, mine, 0)
     return lax.dynamic_index_in_dim(
-        _reduce_named(rows, names, op, None, api), mine, 0, keepdims=False
+        _reduce_named(rows, names, op, None, api, any_order), mine, 0, keepdims=False
     )
 
 
@@ -369,17 +457,21 @@ def _abstract_eval(
     op: str,
     axis_index_groups: axes.AxisGroups | None,
     invariant: bool,
+    any_order: bool,
     ordered: bool,
+    pending: bool,
 ) -> Any:
     api = "psum" if op == "sum" else "all_reduce"
     axes.check_bound(axis_name, api)
+    effects = define.effects(axis_name, ordered)
+    if pending:
+        return compat.reduce_pending(aval, axis_name, varying=False), effects
     compat.check_unreduced(aval, axis_name, api)
     if invariant:
         axes.require_varying(aval, axis_name, api)
         out = compat.with_varying_axes(aval, compat.varying_axes(aval) - set(axis_name))
     else:
         out = aval
-    effects = define.effects(axis_name, ordered)
     return out.update(weak_type=False) if not invariant else out, effects
 
 
@@ -391,7 +483,9 @@ def _lower(
     op: str,
     axis_index_groups: axes.AxisGroups | None,
     invariant: bool,
+    any_order: bool,
     ordered: bool,
+    pending: bool,
 ) -> Any:
     (aval,) = ctx.avals_in
     name = "psum" if op == "sum" else f"all_reduce_{op}"
@@ -409,6 +503,7 @@ def _lower(
         axis_index_groups=axis_index_groups,
         ordered=ordered,
         reduction=op,
+        any_order=any_order,
     )
     return [lowering.from_bytes(out, aval.dtype, x.type.element_type)]
 
@@ -458,14 +553,19 @@ def _batch(
     return (primitive.bind(x, axis_name=others, **params) if others else x), None
 
 
-def _sum_transpose(ct: Any, x: Any, *, axis_name: Any, invariant: bool, **params: Any) -> Any:
+def _sum_transpose(
+    ct: Any, x: Any, *, axis_name: Any, invariant: bool, pending: bool, **params: Any
+) -> Any:
+    if pending:
+        return (compat.cast_to_reduced(ct, axis_name),)
     if invariant:
-        return (cast_to_varying(ct, axis_name, ordered=params["ordered"]),)
-    return (sum_p.bind(ct, axis_name=axis_name, invariant=False, **params),)
+        how = dict(any_order=params["any_order"], ordered=params["ordered"])
+        return (cast_to_varying(ct, axis_name, **how),)
+    return (sum_p.bind(ct, axis_name=axis_name, invariant=False, pending=False, **params),)
 
 
-def _vary_transpose(ct: Any, x: Any, *, axis_name: Any, ordered: bool) -> Any:
-    return (_bind(ct, "sum", axis_name, None, invariant=True, ordered=ordered),)
+def _vary_transpose(ct: Any, x: Any, *, axis_name: Any, **how: bool) -> Any:
+    return (_bind(ct, "sum", axis_name, None, invariant=True, **how),)
 
 
 def _no_derivative(primals: Any, tangents: Any, *, op: str, **params: Any) -> Any:

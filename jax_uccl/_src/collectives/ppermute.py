@@ -1,4 +1,8 @@
-"""ppermute, pshuffle and pbroadcast: members take over another member's array."""
+"""ppermute, pshuffle and pbroadcast: members take over another member's array.
+
+A broadcast whose source is a run-time value has no plan to follow, since plans are made before values are
+known. All members then combine their arrays, bit by bit, those of all but the source being zeros.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from jax import lax
 from jax_uccl._src import axes, lowering
 from jax_uccl._src import jax_compat as compat
 from jax_uccl._src.collectives import define
-from jax_uccl._src.collectives.all_reduce import sum_p
+from jax_uccl._src.collectives.all_reduce import reduce_p, sum_p
 from jax_uccl._src.collectives.vary import vary
 from jax_uccl._src.explicit import run_on_local_shards
 from jax_uccl._src.ordering import is_strict
@@ -92,23 +96,27 @@ def pshuffle(x: Any, axis_name: Any, perm: Sequence[int]) -> Any:
     return ppermute(x, axis_name, list(zip(perm, range(len(perm)), strict=True)))
 
 
-def pbroadcast(x: Any, axis_name: Any, source: int) -> Any:
+def pbroadcast(x: Any, axis_name: Any, source: Any) -> Any:
     """Every member gets the array of member `source`; the same as `jax.lax.pbroadcast`.
 
     Args:
       x: array or pytree of arrays of any dtype. Inside `jax.shard_map` it is the local shard.
       axis_name: a mesh axis, or a tuple of mesh axes (major first).
-      source: axis index of the member that sends.
+      source: axis index of the member that sends: an integer, or an int32 scalar array with the same value
+        on all members (with an index that no member has the result is zeros).
 
     Returns:
       Array(s) like `x`.
 
     Raises:
-      ValueError: `source` is not an index of the axis.
+      ValueError: `source` is not an index of the axis, or an array that is not a scalar.
+      TypeError: `source` is an array of another dtype than int32.
+      NotImplementedError: `jax.vmap` over one of several axes in `axis_name`, or with a different `source` for
+        each element of the batch.
       NameError: `axis_name` is not bound by an enclosing `jax.shard_map` or `jax.vmap`.
       UcclError: at run time, see `jax_uccl.errors`.
 
-    Cost: one step; the source sends its bytes to each other process.
+    Cost: one step; the source sends its bytes to each other process. With an array as `source` that of `psum`.
 
     Example:
       >>> import jax, numpy as np, jax_uccl
@@ -121,6 +129,15 @@ def pbroadcast(x: Any, axis_name: Any, source: int) -> Any:
     """
     names = axes.as_names(axis_name)
     axes.check_bound(names, "pbroadcast")
+    if isinstance(source, jax.Array):
+        if source.dtype != np.int32:
+            raise TypeError(f"pbroadcast: an array as source must be int32, got {source.dtype}")
+        if source.shape != ():
+            raise ValueError(f"pbroadcast: source must be a scalar, got shape {source.shape}")
+        how = dict(axis_name=names, ordered=is_strict())
+        return _move_tree(
+            x, names, "pbroadcast", lambda s: broadcast_any_p.bind(s, vary(source, names), **how)
+        )
     size, root = axes.axis_size(names), operator.index(source)
     if not 0 <= root < size:
         raise ValueError(f"pbroadcast: source={root} is not an index of {names}, of size {size}")
@@ -157,6 +174,7 @@ def _bind_permute(x: Any, names: Any, pairs: Any) -> Any:
 
 ppermute_p = compat.Primitive("uccl_ppermute")
 pbroadcast_p = compat.Primitive("uccl_pbroadcast")
+broadcast_any_p = compat.Primitive("uccl_pbroadcast_dynamic")
 
 
 def _permute_eval(aval: Any, *, axis_name: Any, perm: Any, ordered: bool) -> Any:
@@ -167,6 +185,11 @@ def _permute_eval(aval: Any, *, axis_name: Any, perm: Any, ordered: bool) -> Any
 def _broadcast_eval(aval: Any, *, axis_name: Any, source: int, ordered: bool) -> Any:
     define.check_operand(aval, axis_name, "pbroadcast")
     return aval.update(weak_type=False), define.effects(axis_name, ordered)
+
+
+def _broadcast_any_eval(aval: Any, source: Any, *, axis_name: Any, ordered: bool) -> Any:
+    del source
+    return _broadcast_eval(aval, axis_name=axis_name, source=0, ordered=ordered)
 
 
 def _lower_move(ctx: Any, x: Any, kind: str, op: str, names: Any, ordered: bool, **how: Any) -> Any:
@@ -200,6 +223,32 @@ def _lower_broadcast(ctx: Any, x: Any, *, axis_name: Any, source: int, ordered: 
     if axes.axis_size(axis_name) == 1:
         return lowering.pass_through(ctx, x, ordered)
     return _lower_move(ctx, x, "broadcast", "pbroadcast", axis_name, ordered, root=source)
+
+
+def _as_bits(x: Any) -> Any:
+    """Unsigned integers of the same bits; a complex array gets an axis of two."""
+    if jnp.iscomplexobj(x):
+        return _as_bits(jnp.stack([jnp.real(x), jnp.imag(x)]))
+    if x.dtype == np.bool_:
+        return x
+    bits = (jnp.iinfo if jnp.issubdtype(x.dtype, np.integer) else jnp.finfo)(x.dtype).bits
+    return lax.bitcast_convert_type(x, jnp.dtype(f"uint{bits}"))
+
+
+def _from_bits(bits: Any, dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, np.complexfloating):
+        part = np.finfo(dtype).dtype
+        return lax.complex(*(_from_bits(half, part) for half in bits))
+    return bits if dtype == np.bool_ else lax.bitcast_convert_type(bits, dtype)
+
+
+def _broadcast_by_bits(x: Any, source: Any, *, axis_name: Any, ordered: bool) -> Any:
+    """The broadcast as a reduction; untyped, since it runs while the primitive is lowered."""
+    bits = _as_bits(x)
+    mine = jnp.where(lax.axis_index(axis_name) == source, bits, jnp.zeros_like(bits))
+    how = dict(invariant=False, pending=False, any_order=False, ordered=ordered)
+    bits = reduce_p.bind(mine, axis_name=axis_name, op="or", axis_index_groups=None, **how)
+    return _from_bits(bits, x.dtype)
 
 
 def _batch_permute(
@@ -253,6 +302,25 @@ def _batch_broadcast(
     return x, None
 
 
+def _batch_broadcast_any(
+    primitive: Any, axis_data: Any, values: Any, dims: Any, *, axis_name: Any, **rest: Any
+) -> Any:
+    (x, source), (d, d_source) = values, dims
+    if d_source is not None:
+        raise NotImplementedError(
+            "pbroadcast with a different source for each element of a batch; the source must be the "
+            "same for all"
+        )
+    if axis_data.name not in axis_name:
+        return primitive.bind(x, source, axis_name=axis_name, **rest), d
+    if len(axis_name) > 1:
+        raise NotImplementedError(
+            f"pbroadcast over {axis_name} from an array as source under vmap over {axis_data.name!r} "
+            "alone; vmap over all of the axes"
+        )
+    return (x if d is None else lax.dynamic_index_in_dim(x, source, d, keepdims=False)), None
+
+
 def _permute_transpose(ct: Any, x: Any, *, perm: Any, **params: Any) -> Any:
     return (ppermute_p.bind(ct, perm=tuple((t, s) for s, t in perm), **params),)
 
@@ -264,9 +332,25 @@ def _broadcast_transpose(ct: Any, x: Any, *, axis_name: Any, source: int, ordere
         op="sum",
         axis_index_groups=None,
         invariant=False,
+        any_order=False,
         ordered=ordered,
+        pending=False,
     )
     return (jnp.where(lax.axis_index(axis_name) == source, total, jnp.zeros_like(total)),)
+
+
+def _broadcast_any_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    (x, source), (dx, _) = primals, tangents
+    out = broadcast_any_p.bind(x, source, **params)
+    if type(dx) is compat.ad.Zero:
+        return out, compat.ad.Zero(jax.typeof(out).to_tangent_aval())
+    return out, broadcast_any_p.bind(dx, source, **params)
+
+
+def _broadcast_any_transpose(ct: Any, x: Any, source: Any, **params: Any) -> Any:
+    if type(ct) is compat.ad.Zero:
+        return compat.ad.Zero(x.aval), None
+    return *_broadcast_transpose(ct, x, source=source, **params), None
 
 
 define.register(
@@ -279,5 +363,14 @@ define.register(
     lower=_lower_broadcast,
     batch=_batch_broadcast,
 )
+define.register(
+    broadcast_any_p,
+    "pbroadcast",
+    abstract_eval=_broadcast_any_eval,
+    lower=compat.mlir.lower_fun(_broadcast_by_bits, multiple_results=False),
+    batch=_batch_broadcast_any,
+)
+compat.ad.primitive_jvps[broadcast_any_p] = _broadcast_any_jvp
+compat.ad.primitive_transposes[broadcast_any_p] = _broadcast_any_transpose
 compat.ad.deflinear2(ppermute_p, _permute_transpose)
 compat.ad.deflinear2(pbroadcast_p, _broadcast_transpose)

@@ -45,7 +45,8 @@ def ragged_all_to_all(
     Args:
       operand: [rows, ...] of any dtype.
       output: [other rows, ...] of the same dtype and row shape: what the result holds where nothing lands.
-      input_offsets: integer [n], n members: first row for each target.
+      input_offsets: integer [n], n members: first row for each target. All four vectors may have k entries for
+        each member, one after the other, for k slices.
       send_sizes: integer [n]: rows for each target.
       output_offsets: integer [n]: where this member's rows start in each target's output.
       recv_sizes: integer [n]: rows that come from each member; their `send_sizes` for this one.
@@ -63,8 +64,8 @@ def ragged_all_to_all(
       UcclError: at run time, see `jax_uccl.errors`; a slice outside its array and sizes that differ between
         the two ends fail the operation on every member.
 
-    Cost: two steps; n offsets and the rows that are sent. `jax.vmap` with different offsets runs one
-      operation for each element of the batch.
+    Cost: two steps; n offsets and the rows that are sent. k slices are k operations.
+      `jax.vmap` with different offsets runs one operation for each element of the batch.
 
     Example:
       >>> import jax, numpy as np, jax.numpy as jnp, jax_uccl
@@ -78,11 +79,6 @@ def ragged_all_to_all(
       >>> [int(v) for v in y]
       [1, 0, 0, 2, 3, 4]
     """
-    names = axes.as_names(axis_name)
-    axes.check_bound(names, "ragged_all_to_all")
-    groups = axes.as_groups(axis_index_groups, names)
-    axes.require_equal_groups(groups)
-    size = axes.group_size(names, groups)
     operand, output = jnp.asarray(operand), jnp.asarray(output)
     vectors = [jnp.asarray(v) for v in (input_offsets, send_sizes, output_offsets, recv_sizes)]
     if operand.dtype != output.dtype or operand.ndim == 0 or operand.shape[1:] != output.shape[1:]:
@@ -92,18 +88,32 @@ def ragged_all_to_all(
         )
     for name, v in zip(_VECTORS, vectors, strict=True):
         if not jnp.issubdtype(v.dtype, np.integer):
-            raise ValueError(f"ragged_all_to_all {name} must be integer type, got {v.dtype}")
-        if v.shape != (size,):
+            raise ValueError(f"ragged_all_to_all {name} must be integer type.")
+        if v.ndim != 1 or not v.size:
             raise ValueError(
-                f"ragged_all_to_all {name} must have one entry for each of the {size} members of "
-                f"{names}, got shape {v.shape}"
+                f"ragged_all_to_all {name} must be rank 1 with positive dimension size, but got "
+                f"shape {v.shape}"
+            )
+    names = axes.as_names(axis_name)
+    axes.check_bound(names, "ragged_all_to_all")
+    groups = axes.as_groups(axis_index_groups, names)
+    axes.require_equal_groups(groups)
+    size = axes.group_size(names, groups)
+    slices = vectors[0].size // size
+    for name, v in zip(_VECTORS, vectors, strict=True):
+        if v.size != max(slices, 1) * size:
+            raise ValueError(
+                f"ragged_all_to_all {name} must have an entry for each of the {size} members of "
+                f"{names}, or all four vectors the same multiple of that, got shape {v.shape}"
             )
     starts, sends, lands, receives = (v.astype(np.int32) for v in vectors)
     lands = all_to_all(lands, names, 0, 0, axis_index_groups=groups, tiled=True)
-    arrays = [vary(a, names) for a in (operand, output, starts, sends, lands, receives)]
-    return ragged_p.bind(
-        *arrays, axis_name=names, axis_index_groups=groups, ordered=is_strict(), rows=None
-    )
+    params = dict(axis_name=names, axis_index_groups=groups, ordered=is_strict(), rows=None)
+    every = [v.reshape(size, slices) for v in (starts, sends, lands, receives)]
+    for i in range(slices):
+        arrays = [vary(a, names) for a in (operand, output, *(v[:, i] for v in every))]
+        output = ragged_p.bind(*arrays, **params)
+    return output
 
 
 def ragged_offsets(sizes: Any, index: Any) -> tuple[Any, Any, Any, Any]:
@@ -262,7 +272,7 @@ def exchange_local(
 def _written(rows: int, lands: Any, receives: Any) -> Any:
     """bool [rows]: where something lands."""
     index = jnp.arange(rows, dtype=np.int32)[:, None]
-    return ((index >= lands) & (index < lands + receives)).any(axis=1)
+    return ((index >= lands[None]) & (index < (lands + receives)[None])).any(axis=1)
 
 
 def _transpose(

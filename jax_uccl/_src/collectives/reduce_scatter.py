@@ -18,7 +18,14 @@ from jax_uccl._src import axes, lowering
 from jax_uccl._src import jax_compat as compat
 from jax_uccl._src.collectives import define
 from jax_uccl._src.collectives.all_gather import all_gather_p
-from jax_uccl._src.collectives.all_reduce import OPS, check_dtype, reduce_local, to_inexact
+from jax_uccl._src.collectives.all_reduce import (
+    OPS,
+    check_dtype,
+    check_pending,
+    is_any_order,
+    reduce_local,
+    to_inexact,
+)
 from jax_uccl._src.collectives.vary import cast_to_varying, vary
 from jax_uccl._src.errors import UcclValueError
 from jax_uccl._src.explicit import run_on_local_shards
@@ -32,24 +39,26 @@ def psum_scatter(
     scatter_dimension: int = 0,
     axis_index_groups: Sequence[Sequence[int]] | None = None,
     tiled: bool = False,
+    reduction: str = "ordered",
 ) -> Any:
     """Sums `x` over the members of `axis_name`; each keeps its part of the sum.
 
-    The same as `jax.lax.psum_scatter`, argument for argument.
+    The same as `jax.lax.psum_scatter`, argument for argument, but for `reduction`.
 
     Args:
-      x: array or pytree of arrays: floating, complex or integer. Inside `jax.shard_map` it is the local
-        shard.
+      x: array or pytree of arrays: floating, complex or integer; or pending sums over `axis_name`. Inside
+        `jax.shard_map` it is the local shard.
       axis_name: a mesh axis, or a tuple of mesh axes (major first).
       scatter_dimension: the axis to divide among the members. Its size equals their number, or with `tiled`
         is a multiple.
       axis_index_groups: lists of axis indices that reduce among themselves; all of one size, together each
         index once. Default: all members.
       tiled: keep the rank; otherwise `scatter_dimension` is removed.
+      reduction: as for `psum`.
 
     Returns:
       Array(s) of the dtype of `x`: part i of the sum on member i. float16 and bfloat16 accumulate in
-      float32. The order of additions depends on the ranks only.
+      float32.
 
     Raises:
       ValueError: sizes do not fit, an axis is out of bounds, or groups are not equal in size.
@@ -69,7 +78,7 @@ def psum_scatter(
       [0, 2, 4, 6]
     """
     return _scatter_tree(
-        x, axis_name, "sum", scatter_dimension, axis_index_groups, tiled, "psum_scatter"
+        x, axis_name, "sum", scatter_dimension, axis_index_groups, tiled, "psum_scatter", reduction
     )
 
 
@@ -81,6 +90,7 @@ def reduce_scatter(
     scatter_dimension: int = 0,
     axis_index_groups: Sequence[Sequence[int]] | None = None,
     tiled: bool = False,
+    reduction: str = "ordered",
 ) -> Any:
     """Combines `x` over the members of `axis_name` with `op`; each keeps its part.
 
@@ -93,6 +103,7 @@ def reduce_scatter(
       scatter_dimension: as for `psum_scatter`.
       axis_index_groups: as for `psum_scatter`.
       tiled: as for `psum_scatter`.
+      reduction: as for `psum`.
 
     Returns:
       Array(s) of the dtype of `x`, except that "mean" of integers is floating.
@@ -116,7 +127,7 @@ def reduce_scatter(
     """
     if op not in OPS:
         raise UcclValueError(f"reduce_scatter: op={op!r} is not one of {', '.join(OPS)}")
-    args = (scatter_dimension, axis_index_groups, tiled, "reduce_scatter")
+    args = (scatter_dimension, axis_index_groups, tiled, "reduce_scatter", reduction)
     if op != "mean":
         return _scatter_tree(x, axis_name, op, *args)
     names = axes.as_names(axis_name)
@@ -126,8 +137,16 @@ def reduce_scatter(
 
 
 def _scatter_tree(
-    x: Any, axis_name: Any, op: str, dimension: int, groups: Any, tiled: bool, api: str
+    x: Any,
+    axis_name: Any,
+    op: str,
+    dimension: int,
+    groups: Any,
+    tiled: bool,
+    api: str,
+    reduction: str,
 ) -> Any:
+    any_order = is_any_order(reduction, api)
     names = axes.as_names(axis_name)
     axes.check_bound(names, api)
     groups = axes.as_groups(groups, names)
@@ -152,14 +171,17 @@ def _scatter_tree(
                 "divide a larger axis"
             )
         primitive = sum_scatter_p if op == "sum" else reduce_scatter_p
+        pending = check_pending(leaf, op, names, groups, api)
         out = run_on_local_shards(
             lambda shard: primitive.bind(
-                vary(shard, names),
+                shard if pending else vary(shard, names, any_order=any_order),
                 axis_name=names,
                 op=op,
                 axis=at,
                 axis_index_groups=groups,
+                any_order=any_order,
                 ordered=is_strict(),
+                pending=pending,
             ),
             leaf,
             whole_axes=(at,),
@@ -175,12 +197,24 @@ reduce_scatter_p = compat.Primitive("uccl_reduce_scatter")
 
 
 def _abstract_eval(
-    aval: Any, *, axis_name: Any, op: str, axis: int, axis_index_groups: Any, ordered: bool
+    aval: Any,
+    *,
+    axis_name: Any,
+    op: str,
+    axis: int,
+    axis_index_groups: Any,
+    any_order: bool,
+    ordered: bool,
+    pending: bool,
 ) -> Any:
-    define.check_operand(aval, axis_name, "psum_scatter" if op == "sum" else "reduce_scatter")
+    if not pending:
+        define.check_operand(aval, axis_name, "psum_scatter" if op == "sum" else "reduce_scatter")
     shape = list(aval.shape)
     shape[axis] //= axes.group_size(axis_name, axis_index_groups)
-    return aval.update(shape=tuple(shape), weak_type=False), define.effects(axis_name, ordered)
+    out = aval.update(shape=tuple(shape), weak_type=False)
+    if pending:
+        out = compat.reduce_pending(out, axis_name, varying=True)
+    return out, define.effects(axis_name, ordered)
 
 
 def _lower(
@@ -191,7 +225,9 @@ def _lower(
     op: str,
     axis: int,
     axis_index_groups: Any,
+    any_order: bool,
     ordered: bool,
+    pending: bool,
 ) -> Any:
     (aval,) = ctx.avals_in
     name = "psum_scatter" if op == "sum" else f"reduce_scatter_{op}"
@@ -216,6 +252,7 @@ def _lower(
             ordered=ordered,
             params=(axis,),
             reduction=op,
+            any_order=any_order,
         )
     return [lowering.from_bytes(out, aval.dtype, x.type.element_type)]
 
@@ -256,18 +293,27 @@ def _batch(
     return x.reshape(n, *x.shape[2:]), 0
 
 
-def _sum_transpose(ct: Any, x: Any, *, op: str, **params: Any) -> Any:
-    return (all_gather_p.bind(ct, invariant=False, **params),)
+def _sum_transpose(ct: Any, x: Any, *, op: str, pending: bool, **params: Any) -> Any:
+    return (all_gather_p.bind(ct, to="reduced" if pending else "varying", **params),)
 
 
 def _gather_transpose(
-    ct: Any, x: Any, *, axis_name: Any, axis: int, invariant: bool, ordered: bool, **params: Any
+    ct: Any,
+    x: Any,
+    *,
+    axis_name: Any,
+    axis: int,
+    to: str,
+    any_order: bool,
+    ordered: bool,
+    **params: Any,
 ) -> Any:
-    if not invariant:
-        rest = dict(axis_name=axis_name, axis=axis, ordered=ordered, **params)
-        return (sum_scatter_p.bind(ct, op="sum", **rest),)
+    how = dict(any_order=any_order, ordered=ordered)
+    if to != "invarying":
+        rest = dict(axis_name=axis_name, axis=axis, **how, **params)
+        return (sum_scatter_p.bind(ct, op="sum", pending=to == "reduced", **rest),)
     part = x.aval.shape[axis]
-    ct = cast_to_varying(ct, axis_name, ordered=ordered)
+    ct = cast_to_varying(ct, axis_name, **how)
     start = lax.axis_index(axis_name) * part
     return (lax.dynamic_slice_in_dim(ct, start, part, axis),)
 

@@ -18,11 +18,14 @@ from jax_uccl._src.ordering import is_strict
 vary_p = compat.Primitive("uccl_vary")
 
 
-def vary(x: Any, names: Sequence[Any]) -> Any:
-    """`x` with a type that varies over all manual axes in `names`; nothing where types are unchecked."""
+def vary(x: Any, names: Sequence[Any], *, any_order: bool = False) -> Any:
+    """`x` with a type that varies over all manual axes in `names`; nothing where types are unchecked.
+
+    `any_order` leaves the order of the transpose's sum open.
+    """
     if not compat.check_vma() or not compat.inserts_casts():
         return x
-    return cast_to_varying(x, names, ordered=is_strict())
+    return cast_to_varying(x, names, any_order=any_order, ordered=is_strict())
 
 
 def vary_alike(arrays: Sequence[Any], names: Sequence[Any] = ()) -> list[Any]:
@@ -33,20 +36,22 @@ def vary_alike(arrays: Sequence[Any], names: Sequence[Any] = ()) -> list[Any]:
     return [vary(a, tuple(every)) for a in arrays]
 
 
-def cast_to_varying(x: Any, names: Sequence[Any], *, ordered: bool) -> Any:
-    """The cast itself, for rules; `ordered` says how the sum of the transpose runs."""
+def cast_to_varying(x: Any, names: Sequence[Any], *, any_order: bool, ordered: bool) -> Any:
+    """The cast itself, for rules; the flags say how the sum of the transpose runs."""
     manual, varying = compat.manual_axes(), compat.varying_axes(jax.typeof(x))
     # vmap axes carry no type.
     missing = tuple(n for n in manual if n in names and n not in varying)
-    return vary_p.bind(x, axis_name=missing, ordered=ordered) if missing else x
+    if not missing:
+        return x
+    return vary_p.bind(x, axis_name=missing, any_order=any_order, ordered=ordered)
 
 
-def _abstract_eval(aval: Any, *, axis_name: tuple[Any, ...], ordered: bool) -> Any:
+def _abstract_eval(aval: Any, *, axis_name: tuple[Any, ...], any_order: bool, ordered: bool) -> Any:
     compat.check_unreduced(aval, axis_name, "jax_uccl cast to varying")
     return compat.with_varying_axes(aval, compat.varying_axes(aval) | set(axis_name))
 
 
-def _impl(x: Any, *, axis_name: tuple[Any, ...], ordered: bool) -> Any:
+def _impl(x: Any, **params: Any) -> Any:
     return x
 
 
