@@ -11,10 +11,12 @@ sharded. Other mesh axes that shard the array go on doing so; nothing is gathere
 from jax_uccl._src.global_view import all_gather as all_gather
 from jax_uccl._src.global_view import all_reduce as all_reduce
 from jax_uccl._src.global_view import all_to_all as all_to_all
+from jax_uccl._src.global_view import pbroadcast as pbroadcast
 from jax_uccl._src.global_view import pmax as pmax
 from jax_uccl._src.global_view import pmean as pmean
 from jax_uccl._src.global_view import pmin as pmin
 from jax_uccl._src.global_view import ppermute as ppermute
 from jax_uccl._src.global_view import psum as psum
 from jax_uccl._src.global_view import psum_scatter as psum_scatter
+from jax_uccl._src.global_view import ragged_all_to_all as ragged_all_to_all
 from jax_uccl._src.global_view import reduce_scatter as reduce_scatter

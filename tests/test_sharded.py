@@ -31,6 +31,25 @@ def _moved():
     return want.reshape(X.shape)
 
 
+# Rows from each block to each; member 2 sends nothing, member 1 gets nothing.
+SIZES = np.array([[1, 0, 2, 1], [2, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1, 1]])
+STARTS, LANDS = np.cumsum(SIZES, 1) - SIZES, np.cumsum(SIZES, 0) - SIZES
+
+
+def _ragged(x, **how):
+    vectors = (STARTS, SIZES, LANDS, SIZES.T)
+    return sharded.ragged_all_to_all(x, x * 2, *vectors, axis_name="e", **how)
+
+
+def _exchanged():
+    want = 2 * BLOCKS
+    for s in range(4):
+        for t in range(4):
+            a, b, k = STARTS[s, t], LANDS[s, t], SIZES[s, t]
+            want[t, b : b + k] = BLOCKS[s, a : a + k]
+    return want.reshape(X.shape)
+
+
 # call, what it gives, the spec of the result; differentiable.
 CASES = {
     "psum": (partial(sharded.psum, axis_name="e"), BLOCKS.sum(0), P(None, "d"), True),
@@ -63,6 +82,25 @@ CASES = {
         False,
     ),
     "ppermute": (partial(sharded.ppermute, axis_name="e", perm=ROTATE), _moved(), SPEC, True),
+    "pbroadcast": (
+        partial(sharded.pbroadcast, axis_name="e", source=2),
+        np.tile(BLOCKS[2], (4, 1, 1)),
+        SPEC,
+        True,
+    ),
+    "pbroadcast_from_array": (
+        lambda x, **how: sharded.pbroadcast(x, "e", jnp.int32(2), **how),
+        np.tile(BLOCKS[2], (4, 1, 1)),
+        SPEC,
+        True,
+    ),
+    "psum_any_order": (
+        partial(sharded.psum, axis_name="e", reduction="any"),
+        BLOCKS.sum(0),
+        P(None, "d"),
+        True,
+    ),
+    "ragged_all_to_all": (_ragged, _exchanged(), SPEC, True),
 }
 
 
@@ -149,6 +187,15 @@ def test_errors_say_the_fix(mesh_of):
     fails(
         "divided along .'d',. already",
         lambda v: sharded.all_to_all(v, "e", 1, 0, spec=SPEC, mesh=mesh),
+    )
+    bad = np.zeros((4, 3), int)
+    fails(
+        "must be .4, 4.",
+        lambda v: sharded.ragged_all_to_all(v, v, *[bad] * 4, axis_name="e", spec=SPEC, mesh=mesh),
+    )
+    fails(
+        "rows .axis 0. must be divided",
+        lambda v: sharded.ragged_all_to_all(v, v, *[bad] * 4, axis_name="d", spec=SPEC, mesh=mesh),
     )
     inside = jax.shard_map(lambda v: sharded.psum(v, "e"), mesh=mesh, in_specs=SPEC, out_specs=SPEC)
     fails("call jax_uccl.psum", inside)

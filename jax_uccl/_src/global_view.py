@@ -7,12 +7,14 @@ array's own sharding as the specification.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_uccl._src import axes
@@ -20,6 +22,7 @@ from jax_uccl._src.collectives import all_gather as _all_gather
 from jax_uccl._src.collectives import all_reduce as _all_reduce
 from jax_uccl._src.collectives import all_to_all as _all_to_all
 from jax_uccl._src.collectives import ppermute as _ppermute
+from jax_uccl._src.collectives import ragged_all_to_all as _ragged
 from jax_uccl._src.collectives import reduce_scatter as _reduce_scatter
 from jax_uccl._src.errors import UcclValueError
 
@@ -278,6 +281,119 @@ def ppermute(
     return _run(lambda block: _ppermute.ppermute(block, names, perm), x, mesh, parts, parts)
 
 
+def pbroadcast(x: Any, axis_name: Any, source: Any, *, spec: Any = None, mesh: Any = None) -> Any:
+    """Overwrites all blocks of `x` along `axis_name` with that of the member `source`.
+
+    Args:
+      x: as for `psum`, of any dtype.
+      axis_name: as for `psum`.
+      source: index along the axis, as for `jax_uccl.pbroadcast`: an integer or an int32 scalar array.
+      spec: as for `psum`.
+      mesh: as for `psum`.
+
+    Returns:
+      Array like `x`, sharded like it.
+
+    Raises:
+      As for `psum` and `jax_uccl.pbroadcast`.
+
+    Cost: as for `jax_uccl.pbroadcast`.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from jax.sharding import Mesh, PartitionSpec as P
+      >>> from jax_uccl import sharded
+      >>> mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+      >>> f = jax.jit(lambda a: sharded.pbroadcast(a, "x", 1, spec=P("x"), mesh=mesh))
+      >>> [int(v) for v in f(np.arange(4))]
+      [2, 3, 2, 3]
+    """
+    x, names, parts, mesh = _arguments(x, axis_name, spec, mesh, "pbroadcast")
+    if not isinstance(source, jax.Array):
+        local = partial(_ppermute.pbroadcast, axis_name=names, source=source)
+        return _run(local, x, mesh, parts, parts)
+
+    def local_from(block: Any, index: Any) -> Any:
+        return _ppermute.pbroadcast(block, names, index)
+
+    return _run(local_from, (x, source), mesh, (parts, []), parts)
+
+
+def ragged_all_to_all(
+    operand: Any,
+    output: Any,
+    input_offsets: Any,
+    send_sizes: Any,
+    output_offsets: Any,
+    recv_sizes: Any,
+    *,
+    axis_name: Any,
+    spec: Any = None,
+    mesh: Any = None,
+) -> Any:
+    """Sends slices of rows from every block of `operand` into all blocks of `output` along `axis_name`.
+
+    Args:
+      operand: [rows, ...] of any dtype, of which `axis_name` divides the rows. Other mesh axes may divide it too;
+        every device along them does the same with its part.
+      output: [other rows, ...] of the same dtype and row shape, sharded like `operand`.
+      input_offsets: integer [n, n], n members along `axis_name`, on every device: row i is what member i gives
+        to `jax_uccl.ragged_all_to_all`; offsets count within its block.
+      send_sizes: as `input_offsets`; `send_sizes[i, j]` rows go from i to j.
+      output_offsets: as `input_offsets`.
+      recv_sizes: as `input_offsets`; the transpose of `send_sizes`.
+      axis_name: as for `psum`.
+      spec: PartitionSpec of `operand` and `output`; default as for `psum`, from `operand`.
+      mesh: as for `psum`.
+
+    Returns:
+      Array like `output`, sharded like it.
+
+    Raises:
+      As for `psum` and `jax_uccl.ragged_all_to_all`; UcclValueError when `axis_name` does not divide the rows,
+      or a vector is not [n, n].
+
+    Cost: as for `jax_uccl.ragged_all_to_all`.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from jax.sharding import Mesh, PartitionSpec as P
+      >>> from jax_uccl import sharded
+      >>> mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+      >>> sizes = np.array([[1, 2], [0, 1]])  # [source, target]
+      >>> starts, lands = np.cumsum(sizes, 1) - sizes, np.cumsum(sizes, 0) - sizes
+      >>> vectors = (starts, sizes, lands, sizes.T)
+      >>> f = lambda a: sharded.ragged_all_to_all(
+      ...     a, a * 0, *vectors, axis_name="x", spec=P("x"), mesh=mesh)
+      >>> [int(v) for v in jax.jit(f)(np.arange(1, 7))]
+      [1, 0, 0, 2, 3, 4]
+    """
+    api = "ragged_all_to_all"
+    operand, names, parts, mesh = _arguments(operand, axis_name, spec, mesh, api)
+    missing = [name for name in names if not parts or name not in parts[0]]
+    if missing:
+        raise UcclValueError(
+            f"sharded.{api}: the rows (axis 0) must be divided along {missing}, but the mesh axes of "
+            f"the operand are {parts}"
+        )
+    size = math.prod(mesh.shape[name] for name in names)
+    vectors = [jnp.asarray(v) for v in (input_offsets, send_sizes, output_offsets, recv_sizes)]
+    for name, v in zip(_ragged.VECTORS, vectors, strict=True):
+        if v.shape != (size, size):
+            raise UcclValueError(
+                f"sharded.{api}: {name} must be [{size}, {size}], one row for each member along "
+                f"{names}, got shape {v.shape}"
+            )
+
+    def local(block: Any, out: Any, *rows: Any) -> Any:
+        me = lax.axis_index(names)
+        mine = (row[me] for row in rows)
+        return _ragged.ragged_all_to_all(block, out, *mine, axis_name=names)
+
+    arrays = (operand, jnp.asarray(output), *vectors)
+    return _run(local, arrays, mesh, (parts, parts, *[[(), ()]] * 4), parts)
+
+
 def _reduce(
     local: Callable[..., Any], x: Any, axis_name: Any, spec: Any, mesh: Any, api: str
 ) -> Any:
@@ -365,6 +481,10 @@ def _arguments(
     return x, names, parts, mesh
 
 
-def _run(local: Callable[[Any], Any], x: Any, mesh: Any, parts: _Parts, out: _Parts) -> Any:
-    in_spec, out_spec = (PartitionSpec(*(part or None for part in p)) for p in (parts, out))
-    return jax.shard_map(local, mesh=mesh, in_specs=in_spec, out_specs=out_spec)(x)
+def _run(local: Callable[..., Any], x: Any, mesh: Any, parts: Any, out: _Parts) -> Any:
+    """`local` on the blocks of an array divided as `parts`, or of a tuple of arrays and a tuple of those."""
+    spec_of = lambda p: PartitionSpec(*(part or None for part in p))  # noqa: E731
+    several = isinstance(x, tuple)
+    in_specs = tuple(map(spec_of, parts)) if several else spec_of(parts)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=spec_of(out))
+    return mapped(*x) if several else mapped(x)

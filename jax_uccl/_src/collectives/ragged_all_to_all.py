@@ -22,7 +22,7 @@ from jax_uccl._src.collectives.all_to_all import all_to_all
 from jax_uccl._src.collectives.vary import vary
 from jax_uccl._src.ordering import is_strict
 
-_VECTORS = ("input_offsets", "send_sizes", "output_offsets", "recv_sizes")
+VECTORS = ("input_offsets", "send_sizes", "output_offsets", "recv_sizes")
 
 
 def ragged_all_to_all(
@@ -86,7 +86,7 @@ def ragged_all_to_all(
             "ragged_all_to_all operand and output must have the same dtype and row shape, got "
             f"{jax.typeof(operand)} and {jax.typeof(output)}"
         )
-    for name, v in zip(_VECTORS, vectors, strict=True):
+    for name, v in zip(VECTORS, vectors, strict=True):
         if not jnp.issubdtype(v.dtype, np.integer):
             raise ValueError(f"ragged_all_to_all {name} must be integer type.")
         if v.ndim != 1 or not v.size:
@@ -100,7 +100,7 @@ def ragged_all_to_all(
     axes.require_equal_groups(groups)
     size = axes.group_size(names, groups)
     slices = vectors[0].size // size
-    for name, v in zip(_VECTORS, vectors, strict=True):
+    for name, v in zip(VECTORS, vectors, strict=True):
         if v.size != max(slices, 1) * size:
             raise ValueError(
                 f"ragged_all_to_all {name} must have an entry for each of the {size} members of "
