@@ -28,9 +28,10 @@ def check_bound(names: Sequence[Any], api: str) -> None:
     for name in names:
         if not compat.axis_exists(name):
             raise NameError(
-                f"Found an unbound axis name: {name}. To fix this, call jax_uccl.{api} inside "
-                f"`jax.shard_map` over a mesh that has the axis {name!r} (or inside "
-                f"`jax.vmap(..., axis_name={name!r})`)."
+                f"Found an unbound axis name: {name}. To fix this, please call {api} under "
+                f"`jax.shard_map` over a mesh that has the axis {name!r} (or under "
+                f"`jax.vmap(..., axis_name={name!r})`). jax_uccl.{api} works on each rank's shard; "
+                "jax_uccl.sharded has what works on whole arrays, without a jax.shard_map."
             )
         if name in forbidden:
             raise compat.forbidden_error()(

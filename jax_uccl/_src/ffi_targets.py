@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from jax_uccl._src import jax_compat as compat
+from jax_uccl._src import partitioning
 
 try:
     from jax_uccl import _uccl
@@ -64,8 +65,13 @@ def _on_duration(event: str, duration_secs: float, **kwargs: str | int) -> None:
 
 def register() -> None:
     """Queues every handler of the native module and installs the listener; called once, at import."""
-    for target, stages in _uccl.registrations().items():
-        jax.ffi.register_ffi_target(target, stages, platform=_PLATFORM)
+    handlers = _uccl.registrations()
+    for name, stages in handlers.items():
+        jax.ffi.register_ffi_target(name, stages, platform=_PLATFORM)
+    for kind in partitioning.KINDS:
+        stages = _uccl.registrations()[target(kind)]
+        jax.ffi.register_ffi_target(partitioning.auto_target(kind), stages, platform=_PLATFORM)
+    partitioning.register()
     jax.monitoring.register_event_duration_secs_listener(_on_duration)
 
 

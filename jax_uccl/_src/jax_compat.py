@@ -13,13 +13,16 @@ import jax
 import numpy as np
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import custom_partitioning_sharding_rule as _partitioning_rules
 from jax._src import distributed as _distributed
 from jax._src import effects as _effects
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import parallel as _parallel
+from jax._src.lib import xla_client as xla_client
 from jax._src.lib.mlir import ir as ir
+from jax._src.lib.mlir.dialects import func as func
 from jax._src.lib.mlir.dialects import hlo as hlo
 from jax.extend.core import Primitive as Primitive
 from jax.interpreters import ad as ad
@@ -27,6 +30,9 @@ from jax.interpreters import batching as batching
 from jax.interpreters import mlir as mlir
 
 Effect = _effects.Effect
+partitioning_rules = _partitioning_rules
+make_ir_context = _mlir.make_ir_context
+module_to_bytecode = _mlir.module_to_bytecode
 BACKEND_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
@@ -163,6 +169,11 @@ def axis_groups(axis_context: Any, names: Sequence[Any]) -> tuple[tuple[int, ...
     return _pxla.axis_groups(axis_context, tuple(names))
 
 
+def uses_shardy() -> bool:
+    """Whether programs are divided by Shardy rather than by the older GSPMD."""
+    return bool(_config.use_shardy_partitioner.value)
+
+
 def lowered_for_export(ctx: Any) -> bool:
     """True under jax.export: the result must not name devices of this process."""
     return bool(ctx.module_context.lowering_parameters.for_export)
@@ -203,22 +214,29 @@ def custom_call(
     result_layouts: Sequence[Sequence[int]],
     has_side_effect: bool,
     aliases: dict[int, int],
+    sharding_rule: Any = None,
 ) -> Sequence[Any]:
     """Emits a typed-FFI custom call and returns its results.
 
-    `aliases` says for a result which operand it may share its buffer with.
+    `aliases` says for a result which operand it may share its buffer with, `sharding_rule` which shardings
+    pass through the call.
     """
     op = _mlir.custom_call(
         target,
         result_types=list(result_types),
         operands=list(operands),
-        backend_config={key: mlir.ir_attribute(value) for key, value in attributes.items()},
+        backend_config={
+            key: value if isinstance(value, ir.Attribute) else mlir.ir_attribute(value)
+            for key, value in attributes.items()
+        },
         api_version=4,
         operand_layouts=list(operand_layouts),
         result_layouts=list(result_layouts),
         has_side_effect=has_side_effect,
         operand_output_aliases={operand: result for result, operand in aliases.items()},
     )
+    if sharding_rule is not None:
+        op.attributes["sdy.sharding_rule"] = sharding_rule
     return op.results
 
 

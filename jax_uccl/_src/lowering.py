@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_uccl._src import ffi_targets
+from jax_uccl._src import ffi_targets, partitioning
 from jax_uccl._src import jax_compat as compat
 from jax_uccl._src.axes import AxisGroups
 from jax_uccl._src.errors import UnsupportedError
@@ -75,6 +75,20 @@ def _partition_id(ctx: Any, axis_context: Any) -> Any:
     sub = ctx.replace(primitive=None, avals_in=[], avals_out=[out_aval])
     (value,) = compat.mlir.lower_fun(lambda: [index()])(sub)
     return value
+
+
+def _check_partial_auto(label: str, ordered: bool) -> None:
+    """Refuses what would make XLA end the process."""
+    if ordered:
+        raise UnsupportedError(
+            f"{label}: jax_uccl.strict_order() inside a shard_map that leaves mesh axes automatic; XLA's "
+            "partitioner takes no tokens there. Map all axes (drop axis_names=), or leave strict order"
+        )
+    if not compat.uses_shardy():
+        raise UnsupportedError(
+            f"{label}: a shard_map that leaves mesh axes automatic needs the Shardy partitioner "
+            "(jax_use_shardy_partitioner=True); the older one cannot divide such a program"
+        )
 
 
 def emit_collective(
@@ -165,11 +179,18 @@ def emit_collective(
         layouts.append(())
         results.append(compat.hlo.TokenType.get())
         result_layouts.append(())
+    target, rule = ffi_targets.target(kind), None
+    if frozenset(axis_context.manual_axes) != frozenset(mesh.axis_names):
+        _check_partial_auto(label, ordered)
+        if known:
+            target = partitioning.auto_target(kind)
+            rule = partitioning.sharding_rule(kind, [v.type for v in operands], results)
     outputs = compat.custom_call(
-        ffi_targets.target(kind),
+        target,
         result_types=results,
         operands=operands,
         attributes=attrs,
+        sharding_rule=rule,
         operand_layouts=layouts,
         result_layouts=result_layouts,
         # The token is a real edge; the flag keeps the chain when no result is used.
