@@ -40,6 +40,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--seconds", type=int, default=60, help="for each target; default 60")
     command.add_argument("--keep", action="store_true", help="update tests/fuzz/corpus afterwards")
 
+    command = commands.add_parser("lax-suite", help="run JAX's own tests on jax_uccl's functions")
+    command.add_argument("args", nargs=argparse.REMAINDER, help="passed to tests/lax_suite/run.py")
+
     command = commands.add_parser("demo", help="train a small mixture of experts in 4 processes")
     command.add_argument("-n", type=int, default=4, help="number of processes")
     command.add_argument("args", nargs=argparse.REMAINDER, help="passed to examples/train_moe.py")
@@ -122,6 +125,10 @@ def _main(options: argparse.Namespace) -> int:
         case "fuzz":
             environment = pythons.environments(only_first=True, named=named)[0]
             return fuzz.fuzz(environment, options.target, options.seconds, options.keep)
+        case "lax-suite":
+            environment = _built(named)
+            program = [environment.python, "tests/lax_suite/run.py", *options.args]
+            return status_of(program, env=environment.env())
         case "demo":
             return _demo(named, options.n, options.args)
         case "lint":
