@@ -339,6 +339,8 @@ class Schedule final {
       }
       case EventKind::kMismatch:
         return Fault("mismatch");
+      case EventKind::kArrived:
+        return Fault("a put that nobody sent");
       case EventKind::kFailed:
         return Fault("failed: " + event.status.ToString());
       case EventKind::kSendDone: {
