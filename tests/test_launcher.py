@@ -10,7 +10,6 @@ import contextlib
 import os
 import pathlib
 import platform
-import random
 import re
 import select
 import signal
@@ -24,7 +23,6 @@ import pytest
 
 import jax_uccl
 from jax_uccl._src.launch_job import Job, child_environment, reserved_address
-from jax_uccl._src.launch_output import LineAssembler
 
 PACKAGE_ROOT = pathlib.Path(jax_uccl.__file__).parents[1]
 LIMIT_S = 60  # No test takes that long; it turns a hang into a failure.
@@ -112,45 +110,6 @@ def watching(pids):
 
 
 PLAIN = ("--no-initialize",)
-
-
-class TestLineAssembler:
-    def feed(self, *pieces):
-        assembler = LineAssembler()
-        lines = [line for piece in pieces for line in assembler.feed(piece)]
-        return lines, assembler
-
-    def test_lines_across_reads(self):
-        lines, assembler = self.feed(b"on", b"e\ntwo\nth", b"ree")
-        assert lines == [b"one", b"two"]
-        assert assembler.pending == b"three"
-        assert assembler.finish() == [b"three"]
-        assert assembler.finish() == []
-
-    def test_redraw_keeps_last_version(self):
-        lines, assembler = self.feed(b"\r 10%", b"\r 20%", b"\r")
-        assert lines == [] and assembler.pending == b" 20%" and assembler.is_redrawn
-        assert assembler.feed(b"done    \n") == [b"done"]
-        assert assembler.pending == b"" and not assembler.is_redrawn
-
-    def test_windows_line_end_split_between_reads(self):
-        lines, _ = self.feed(b"one\r", b"\ntwo\r\n")
-        assert lines == [b"one", b"two"]
-
-    def test_endless_line_is_bounded(self):
-        lines, assembler = self.feed(*[b"x" * 1000] * 200)
-        assert len(lines) >= 3
-        assert b"".join([*lines, assembler.pending]) == b"x" * 200_000
-
-    def test_any_cut_gives_the_same_lines(self):
-        rng = random.Random(7)
-        for _ in range(300):
-            data = bytes(rng.choice(b"ab \r\n\n\r") for _ in range(rng.randrange(60)))
-            cuts = sorted(rng.randrange(len(data) + 1) for _ in range(rng.randrange(6)))
-            pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
-            whole, whole_state = self.feed(data)
-            cut, cut_state = self.feed(*pieces)
-            assert (cut, cut_state.pending) == (whole, whole_state.pending), (data, cuts)
 
 
 class TestOutput:
