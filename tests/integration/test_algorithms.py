@@ -106,6 +106,49 @@ def test_algorithm_that_cannot_keep_the_order_is_refused_in_words() -> None:
         assert "allows only ring for all_reduce" in result.value, result.value
 
 
+ANY = """
+    import jax, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    import jax_uccl
+    from child_report import report
+
+    n = jax.device_count()
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    jax_uccl.init(algorithms="all_reduce=ring,reduce_scatter=ring")
+    # Magnitudes at which every order of adding gives other last bits.
+    values = np.random.default_rng(7).normal(size=(n, n * 501)) * 10.0 ** np.arange(n)[:, None]
+    x = jax.make_array_from_callback(
+        values.shape, NamedSharding(mesh, P("x")), lambda i: values[i].astype(np.float32))
+    def f(v):
+        whole = jax_uccl.psum(v, "x", reduction="any")
+        part = jax_uccl.psum_scatter(v, "x", scatter_dimension=1, tiled=True, reduction="any")
+        return whole, part
+    g = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False))
+    runs = []
+    for _ in range(2):
+        whole, part = g(x)
+        rows = [np.asarray(s.data)[0] for s in whole.addressable_shards]
+        runs.append([row.tobytes().hex() for row in rows])
+        for row in rows:
+            np.testing.assert_allclose(row, values.sum(0), rtol=1e-5)
+        for s in part.addressable_shards:
+            at = (s.index[0].start or 0) * 501
+            np.testing.assert_allclose(np.asarray(s.data)[0], values.sum(0)[at : at + 501], rtol=1e-5)
+    stats = jax_uccl.stats()
+    report([runs, sorted(stats["algorithms"]), stats["operations_failed"]])
+    jax_uccl.shutdown()
+    jax.distributed.shutdown()
+"""
+
+
+def test_any_order_takes_algorithms_that_the_fixed_order_refuses() -> None:
+    results = mp.run_processes(ANY, 3, 1, timeout=100, check=True)
+    first = results[0].value[0][0]
+    for runs, algorithms, failed in (r.value for r in results):
+        assert runs == [first, first], "the same on all members and in every run"
+        assert algorithms == ["all_reduce ring", "reduce_scatter ring"] and failed == 0
+
+
 TUNE = """
     import json, pathlib
     from child_report import report
