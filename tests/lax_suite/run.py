@@ -49,7 +49,6 @@ SUITES = (
     Suite(("ragged_collective_test.py",), 1, 8),
     Suite(_SEVERAL, 2, 4),
     Suite(_SEVERAL, 4, 1),
-    Suite(("pmap_test.py",), 1, 8),
     Suite(("shard_map_test.py",), 1, 8),
 )
 WORST = ("failed", "no outcome", "not run", "skipped", "passed")
