@@ -25,6 +25,7 @@ ARROWS: dict[str, set[str]] = {
     "csrc/sim": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm", "csrc/engine"},
     "csrc/moe": {"csrc/base"},
     "csrc/fifo": {"csrc/base"},
+    "csrc/proxy": {"csrc/base", "csrc/core", "csrc/engine", "csrc/fifo"},
     "xla_ffi": {
         "csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine", "csrc/collectives",
         "csrc/moe", "csrc/sim",

@@ -62,17 +62,19 @@ std::string CpuListText(std::span<const int> cpus) {
 }
 
 Result<std::vector<int>> PlanCpus(const std::string& setting, std::span<const int> allowed,
-                                  int engines, int process) {
+                                  int threads, int process, const char* name,
+                                  const char* variable) {
   std::vector<int> plan;
   if (setting.empty()) return plan;
-  const auto refuse = [&setting](const std::string& why) {
-    return Status::Error(StatusCode::kInvalidArgument,
-                         "setting engine_cpus=\"" + setting + "\" (JAX_UCCL_ENGINE_CPUS): " + why);
+  const auto refuse = [&](const std::string& why) {
+    return Status::Error(
+        StatusCode::kInvalidArgument,
+        std::string("setting ") + name + "=\"" + setting + "\" (" + variable + "): " + why);
   };
   if (setting == "auto") {
     if (allowed.empty()) return refuse("the system does not tell which CPUs may be used");
-    const size_t before = static_cast<size_t>(process) * static_cast<size_t>(engines);
-    for (int i = 0; i < engines; ++i) {
+    const size_t before = static_cast<size_t>(process) * static_cast<size_t>(threads);
+    for (int i = 0; i < threads; ++i) {
       plan.push_back(allowed[(before + static_cast<size_t>(i)) % allowed.size()]);
     }
     return plan;
@@ -87,7 +89,7 @@ Result<std::vector<int>> PlanCpus(const std::string& setting, std::span<const in
                     " is not among those that this process may use: " + CpuListText(allowed));
     }
   }
-  for (int i = 0; i < engines; ++i) plan.push_back(wanted[static_cast<size_t>(i) % wanted.size()]);
+  for (int i = 0; i < threads; ++i) plan.push_back(wanted[static_cast<size_t>(i) % wanted.size()]);
   return plan;
 }
 

@@ -17,7 +17,8 @@ std::vector<int> AllowedCpus();
 // "0-3,8" for 0, 1, 2, 3, 8.
 std::string CpuListText(std::span<const int> cpus);
 
-// The processor of each of `engines` threads of process number `process`; empty: they stay unbound.
+// The processor of each of `threads` threads of process number `process`; empty: they stay unbound.
+// `name` and `variable` are those of the setting, for errors.
 //   ""       unbound
 //   "auto"   the allowed ones in turn, process after process: of those on one host each gets its
 //   own
@@ -25,6 +26,7 @@ std::string CpuListText(std::span<const int> cpus);
 //   "3,5-7"  these in turn; kInvalidArgument for a text that is no such list, and for a processor
 //            that is not allowed
 Result<std::vector<int>> PlanCpus(const std::string& setting, std::span<const int> allowed,
-                                  int engines, int process);
+                                  int threads, int process, const char* name = "engine_cpus",
+                                  const char* variable = "JAX_UCCL_ENGINE_CPUS");
 
 }  // namespace uccl::engine
