@@ -1,6 +1,6 @@
 """Rules of this project: a room of native code, the extension module, a pytest target."""
 
-load("@local_env//:defs.bzl", "PYTHON")
+load("@local_env//:defs.bzl", "NVCC", "PYTHON")
 load("@rules_cc//cc:cc_binary.bzl", "cc_binary")
 load("@rules_cc//cc:cc_library.bzl", "cc_library")
 load("@rules_cc//cc:cc_test.bzl", "cc_test")
@@ -64,6 +64,52 @@ def uccl_program(name, srcs, deps = []):
         srcs = srcs,
         copts = _COPTS,
         linkopts = ["-lpthread"],
+        deps = deps,
+    )
+
+# As tools/cmake/Cuda.cmake; all of them need CUDA 12.8.
+_CUDA_ARCHITECTURES = ["80", "90", "100"]
+
+def cuda_library(name, srcs, hdrs, deps, visible_to = []):
+    """Kernels, compiled by the machine's nvcc. Manual: only --config=cuda asks for it.
+
+    Args:
+      name: of the library.
+      srcs: *.cu files.
+      hdrs: filegroups with every header that they include.
+      deps: libraries that the launch functions call.
+      visible_to: packages.
+    """
+    flags = [
+        "-lib -std=c++20 -O3 --expt-relaxed-constexpr -fmad=false -Werror=all-warnings",
+        "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra -I.",
+    ] + ["-gencode=arch=compute_{0},code=sm_{0}".format(a) for a in _CUDA_ARCHITECTURES]
+    missing = "echo 'no nvcc: put it on PATH, or set NVCC' >&2; exit 1"
+    command = " ".join([NVCC] + flags + ["-o $@"] + ["$(location %s)" % s for s in srcs])
+    native.genrule(
+        name = name + "_nvcc",
+        srcs = srcs + hdrs,
+        outs = ["lib%s_cu.a" % name],
+        cmd = command if NVCC else missing,
+        tags = ["manual"],
+    )
+    cc_library(
+        name = name,
+        srcs = ["lib%s_cu.a" % name],
+        tags = ["manual"],
+        visibility = visible_to,
+        deps = deps + ["@local_env//:cudart"],
+    )
+
+def shared_object(name, srcs, deps):
+    """A library that Python opens with ctypes; manual, as cuda_library."""
+    cc_binary(
+        name = name,
+        srcs = srcs,
+        copts = _COPTS,
+        linkopts = ["-Wl,--gc-sections"],
+        linkshared = True,
+        tags = ["manual"],
         deps = deps,
     )
 

@@ -1,8 +1,9 @@
 """The repository @local_env: what this machine offers, found without any download.
 
 The Python named by PYTHON_BIN_PATH (else VIRTUAL_ENV, else python3 on PATH) gives the interpreter of the tests, its
-headers, jaxlib's FFI headers and nanobind; GoogleTest comes from the system. Made anew when one of these variables
-changes; after `pip install` run `bazel sync --configure`.
+headers, jaxlib's FFI headers and nanobind; GoogleTest comes from the system. For --config=cuda nvcc is the one that NVCC
+names, else that on PATH, and its toolkit gives the runtime. Made anew when one of these variables changes; after
+`pip install` run `bazel sync --configure`.
 """
 
 _PROBE = """
@@ -64,6 +65,16 @@ cc_library(
 )
 """
 
+_CUDART = """
+cc_library(
+    name = "cudart",
+    srcs = ["cuda/%s/libcudart_static.a"],
+    hdrs = glob(["cuda/include/*.h", "cuda/include/crt/*.h"]),
+    includes = ["cuda/include"],
+    linkopts = ["-lpthread", "-ldl", "-lrt"],
+)
+"""
+
 # Stands for what this machine lacks: building it fails and says why, all else builds.
 _MISSING = """
 genrule(name = "no_{name}", outs = ["no_{name}.h"], tags = ["manual"], cmd = "echo '{why}' >&2; exit 1")
@@ -87,6 +98,21 @@ def _gtest(ctx):
             return _GTEST
     return _MISSING.format(name = "gtest", why = "no GoogleTest: apt-get install libgtest-dev")
 
+# nvcc may be a script around another, so it is asked for its own root.
+def _cudart(ctx, nvcc):
+    if nvcc:
+        words = [nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"]
+        for line in ctx.execute(words).stderr.splitlines():
+            if not line.startswith("#$ TOP="):
+                continue
+            top = line[len("#$ TOP="):]
+            for folder in ["lib64", "lib"]:
+                if ctx.path(top + "/" + folder + "/libcudart_static.a").exists:
+                    ctx.symlink(top + "/include", "cuda/include")
+                    ctx.symlink(top + "/" + folder, "cuda/" + folder)
+                    return _CUDART % folder
+    return _MISSING.format(name = "cudart", why = "no CUDA toolkit: put nvcc on PATH, or set NVCC")
+
 def _python(ctx):
     env = ctx.os.environ
     if env.get("PYTHON_BIN_PATH"):
@@ -105,12 +131,13 @@ def _local_env_impl(ctx):
     ctx.symlink(found["jaxlib"].strip() + "/include", "jaxlib")
     ctx.symlink(found["nanobind"].strip(), "nanobind")
     ctx.file("packages.txt", probe.stdout)
-    ctx.file("defs.bzl", "PYTHON = %r\n" % python)
-    ctx.file("BUILD.bazel", _BUILD % python + _gtest(ctx))
+    nvcc = ctx.os.environ.get("NVCC") or str(ctx.which("nvcc") or "")
+    ctx.file("defs.bzl", "PYTHON = %r\nNVCC = %r\n" % (python, nvcc))
+    ctx.file("BUILD.bazel", _BUILD % python + _gtest(ctx) + _cudart(ctx, nvcc))
 
 local_env = repository_rule(
     _local_env_impl,
     configure = True,
-    environ = ["PYTHON_BIN_PATH", "VIRTUAL_ENV", "PATH"],
+    environ = ["PYTHON_BIN_PATH", "VIRTUAL_ENV", "PATH", "NVCC"],
     local = True,
 )

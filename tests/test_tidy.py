@@ -21,14 +21,15 @@ ARROWS: dict[str, set[str]] = {
     "csrc/nic": {"csrc/base"},
     "csrc/shm": {"csrc/base", "csrc/core"},
     "csrc/engine": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm"},
-    "csrc/collectives": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm", "csrc/engine"},
+    "csrc/collectives": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm", "csrc/engine", "csrc/cuda"},
     "csrc/sim": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm", "csrc/engine"},
-    "csrc/moe": {"csrc/base"},
+    "csrc/moe": {"csrc/base", "csrc/cuda"},
+    "csrc/cuda": {"csrc/base", "csrc/fifo"},
     "csrc/fifo": {"csrc/base"},
     "csrc/proxy": {"csrc/base", "csrc/core", "csrc/engine", "csrc/fifo"},
     "xla_ffi": {
         "csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine", "csrc/collectives",
-        "csrc/moe", "csrc/sim",
+        "csrc/moe", "csrc/sim", "csrc/cuda",
     },
     "tests/fuzz": {
         "csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine", "csrc/collectives",
