@@ -8,15 +8,16 @@ find_package(Threads REQUIRED)
 
 add_library(uccl_flags INTERFACE)
 target_include_directories(uccl_flags INTERFACE "${CMAKE_CURRENT_SOURCE_DIR}")
-# A product and a sum that are rounded once instead of twice would differ between processors.
-target_compile_options(uccl_flags INTERFACE -Wall -Wextra -ffp-contract=off)
+# A product and a sum that are rounded once instead of twice would differ between processors. nvcc has words of its
+# own for all of these (Cuda.cmake).
+target_compile_options(uccl_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-ffp-contract=off>")
 target_link_libraries(uccl_flags INTERFACE Threads::Threads ${CMAKE_DL_LIBS})
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # Cries wolf over std::string's operator+ (gcc bug 105651).
-  target_compile_options(uccl_flags INTERFACE -Wno-restrict)
+  target_compile_options(uccl_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
 if(JAX_UCCL_WERROR)
-  target_compile_options(uccl_flags INTERFACE -Werror)
+  target_compile_options(uccl_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
 if(JAX_UCCL_SANITIZE STREQUAL "address")
   set(_sanitize -fsanitize=address,undefined -fno-sanitize-recover=all)

@@ -14,5 +14,5 @@ if(NOT EXISTS "${xla_include}/xla/ffi/api/ffi.h")
 endif()
 message(STATUS "XLA FFI headers: ${xla_include}")
 
-uccl_room(handlers xla_ffi DEPS collectives moe sim SYSTEM_INCLUDES "${xla_include}"
+uccl_room(handlers xla_ffi DEPS collectives cuda moe sim SYSTEM_INCLUDES "${xla_include}"
           EXCLUDE "/(module|[a-z0-9_]+_bindings)\\.cc$")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 from devtool import pythons, system
 from devtool.pythons import Environment
-from devtool.shell import JOBS, ROOT, Words, run, timed
+from devtool.shell import JOBS, ROOT, Words, output_of, run, timed
 
 SANITIZERS = ("address", "thread")
 
@@ -91,6 +92,32 @@ def build_sanitized(environment: Environment, headers: Path, sanitizer: str) -> 
         _configure(folder, environment, options)
         _compile(folder, environment)
     return folder
+
+
+def build_cuda(environment: Environment, headers: Path, targets: tuple[str, ...]) -> Path:
+    """What is made for NVIDIA GPUs, without the extension module; the build folder."""
+    system.need_compiler()
+    system.need_gtest()
+    folder = ROOT / "build" / "dev-cuda"
+    options = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "JAX_UCCL_BUILD_PYTHON": "OFF",
+        "JAX_UCCL_BUILD_TESTS": "ON",
+        "JAX_UCCL_CUDA": "ON",
+        "JAX_UCCL_INPLACE": "ON",
+        "JAX_UCCL_WERROR": "ON",
+        "JAX_UCCL_XLA_INCLUDE_DIR": str(headers),
+    }
+    with timed("building for CUDA"):
+        _configure(folder, environment, options)
+        _compile(folder, environment, *targets)
+    return folder
+
+
+def cuda_version() -> str | None:
+    """Of the nvcc on PATH."""
+    found = re.search(r"release ([\d.]+)", output_of(["nvcc", "--version"]) or "")
+    return found[1] if found else None
 
 
 def build_fuzzers(environment: Environment, compiler: str, targets: list[str]) -> Path:

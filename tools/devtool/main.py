@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from devtool import build, fuzz, lint, pythons, testing
+from devtool import build, fuzz, gpu, lint, pythons, testing
 from devtool.shell import ROOT, DevError, Words, run, say, status_of
 
 _EPILOG = """\
@@ -27,6 +27,9 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("build", help="build the extension modules and the C++ tests")
     command.add_argument("--sanitize", choices=build.SANITIZERS, help="build the C++ tests with it")
+    command.add_argument(
+        "--cuda", action="store_true", help="build for NVIDIA GPUs (needs nvcc); checks HIP too"
+    )
 
     command = commands.add_parser("test", help="run the tests")
     command.add_argument("stages", nargs="*", metavar="stage", help=", ".join(testing.STAGES))
@@ -46,6 +49,11 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("demo", help="train a small mixture of experts in 4 processes")
     command.add_argument("-n", type=int, default=4, help="number of processes")
     command.add_argument("args", nargs=argparse.REMAINDER, help="passed to examples/train_moe.py")
+
+    command = commands.add_parser(
+        "gpu-check", help="build, test and measure for GPUs, where there are"
+    )
+    command.add_argument("--json", type=Path, default=gpu.RESULT, help="where the result goes")
 
     commands.add_parser("lint", help="check the sources' form")
     commands.add_parser("format", help="rewrite the sources in form")
@@ -110,6 +118,9 @@ def _main(options: argparse.Namespace) -> int:
             environments = pythons.environments(named=named)
             say("ready: " + ", ".join(str(e.python) for e in environments))
         case "build":
+            if options.cuda:
+                gpu.build_gpu(named)
+                return 0
             environments = pythons.environments(named=named)
             if options.sanitize:
                 headers = pythons.xla_headers(environments)
@@ -129,6 +140,8 @@ def _main(options: argparse.Namespace) -> int:
             environment = _built(named)
             program = [environment.python, "tests/lax_suite/run.py", *options.args]
             return status_of(program, env=environment.env())
+        case "gpu-check":
+            return gpu.gpu_check(named, options.json)
         case "demo":
             return _demo(named, options.n, options.args)
         case "lint":

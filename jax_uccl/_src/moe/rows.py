@@ -5,7 +5,8 @@
 
 `table[t]` lists the n with `index[n] == t`, so that either can run the other's derivative. JAX would make a
 scatter-add of the first, in the dtype of the rows and in no particular order. On CPU both are native
-(csrc/moe/rows.h): XLA's loops over gathered rows are several times slower.
+(csrc/moe/rows.h): XLA's loops over gathered rows are several times slower. On CUDA too (csrc/cuda/rows.h), where
+the build has the handlers.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_uccl._src import cuda_module, lowering
 from jax_uccl._src import jax_compat as compat
-from jax_uccl._src import lowering
 from jax_uccl._src.collectives import define
 from jax_uccl._src.collectives.vary import vary_alike
 from jax_uccl._src.moe.plan import fold_rows, invert, take_rows
@@ -92,16 +93,27 @@ def _lower_fold(ctx: Any, y: Any, index: Any, table: Any, **params: Any) -> Any:
     return lowering.local_call(ctx, "fold_rows", [y, table])
 
 
+def _where_built(native: Any, function: Any) -> Any:
+    """The rule for CUDA: native handlers if this process has them, else plain JAX."""
+
+    def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+        rule = native if cuda_module.available() else _plain(function)
+        return rule(ctx, *operands, **params)
+
+    return lower
+
+
 def _plain(function: Any) -> Any:
     """The lowering of the meaning in plain JAX."""
     return compat.mlir.lower_fun(function, multiple_results=False)
 
 
-def _register(primitive: Any, other: Any, function: Any, size_from: str, lower_on_cpu: Any) -> None:
+def _register(primitive: Any, other: Any, function: Any, size_from: str, native: Any) -> None:
     primitive.def_impl(jax.jit(function, static_argnames=("dtype",)))
     primitive.def_abstract_eval(partial(_abstract_eval, size_from=size_from))
     compat.mlir.register_lowering(primitive, _plain(function))
-    compat.mlir.register_lowering(primitive, lower_on_cpu, platform="cpu")
+    compat.mlir.register_lowering(primitive, native, platform="cpu")
+    compat.mlir.register_lowering(primitive, _where_built(native, function), platform="cuda")
     compat.define_batching(primitive, partial(_batch, primitive))
     compat.ad.primitive_jvps[primitive] = partial(_jvp, primitive)
     compat.ad.primitive_transposes[primitive] = partial(_transpose, other)
