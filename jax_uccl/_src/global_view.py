@@ -27,7 +27,7 @@ from jax_uccl._src.collectives import reduce_scatter as _reduce_scatter
 from jax_uccl._src.errors import UcclValueError
 
 # For each axis of the array the mesh axes that divide it, major first.
-_Parts = list[tuple[Any, ...]]
+Parts = list[tuple[Any, ...]]
 
 
 def psum(
@@ -131,7 +131,7 @@ def all_gather(x: Any, axis_name: Any, *, axis: int = 0, spec: Any = None, mesh:
       >>> f(np.arange(4)).sharding.spec
       P()
     """
-    x, names, parts, mesh = _arguments(x, axis_name, spec, mesh, "all_gather")
+    x, names, parts, mesh = prepare(x, axis_name, spec, mesh, "all_gather")
     at = axes.canonical(axis, x.ndim)
     out = _take_away(parts, at, names, "all_gather")
 
@@ -233,7 +233,7 @@ def all_to_all(
       >>> f(np.eye(4)).sharding.spec
       P(None, 'x')
     """
-    x, names, parts, mesh = _arguments(x, axis_name, spec, mesh, "all_to_all")
+    x, names, parts, mesh = prepare(x, axis_name, spec, mesh, "all_to_all")
     split, concat = axes.canonical(split_axis, x.ndim), axes.canonical(concat_axis, x.ndim)
     out = _take_away(parts, concat, names, "all_to_all")
     if out[split]:
@@ -277,7 +277,7 @@ def ppermute(
       >>> [int(v) for v in f(np.arange(1, 5))]
       [0, 0, 1, 2]
     """
-    x, names, parts, mesh = _arguments(x, axis_name, spec, mesh, "ppermute")
+    x, names, parts, mesh = prepare(x, axis_name, spec, mesh, "ppermute")
     return _run(lambda block: _ppermute.ppermute(block, names, perm), x, mesh, parts, parts)
 
 
@@ -308,7 +308,7 @@ def pbroadcast(x: Any, axis_name: Any, source: Any, *, spec: Any = None, mesh: A
       >>> [int(v) for v in f(np.arange(4))]
       [2, 3, 2, 3]
     """
-    x, names, parts, mesh = _arguments(x, axis_name, spec, mesh, "pbroadcast")
+    x, names, parts, mesh = prepare(x, axis_name, spec, mesh, "pbroadcast")
     if not isinstance(source, jax.Array):
         local = partial(_ppermute.pbroadcast, axis_name=names, source=source)
         return _run(local, x, mesh, parts, parts)
@@ -369,7 +369,7 @@ def ragged_all_to_all(
       [1, 0, 0, 2, 3, 4]
     """
     api = "ragged_all_to_all"
-    operand, names, parts, mesh = _arguments(operand, axis_name, spec, mesh, api)
+    operand, names, parts, mesh = prepare(operand, axis_name, spec, mesh, api)
     missing = [name for name in names if not parts or name not in parts[0]]
     if missing:
         raise UcclValueError(
@@ -397,8 +397,8 @@ def ragged_all_to_all(
 def _reduce(
     local: Callable[..., Any], x: Any, axis_name: Any, spec: Any, mesh: Any, api: str
 ) -> Any:
-    x, names, parts, mesh = _arguments(x, axis_name, spec, mesh, api)
-    out: _Parts = [tuple(n for n in part if n not in names) for part in parts]
+    x, names, parts, mesh = prepare(x, axis_name, spec, mesh, api)
+    out: Parts = [tuple(n for n in part if n not in names) for part in parts]
     return _run(lambda block: local(block, names), x, mesh, parts, out)
 
 
@@ -412,9 +412,9 @@ def _scatter(
     mesh: Any,
     api: str,
 ) -> Any:
-    x, names, parts, mesh = _arguments(x, axis_name, spec, mesh, api)
+    x, names, parts, mesh = prepare(x, axis_name, spec, mesh, api)
     at = axes.canonical(dimension, x.ndim)
-    out: _Parts = [tuple(n for n in part if n not in names) for part in parts]
+    out: Parts = [tuple(n for n in part if n not in names) for part in parts]
     out[at] = (*out[at], *names)
 
     def local(block: Any) -> Any:
@@ -425,7 +425,7 @@ def _scatter(
     return _run(local, x, mesh, parts, out)
 
 
-def _take_away(parts: _Parts, axis: int, names: tuple[Any, ...], api: str) -> _Parts:
+def _take_away(parts: Parts, axis: int, names: tuple[Any, ...], api: str) -> Parts:
     """`parts` without `names`, which must be the most major mesh axes on `axis`."""
     if parts[axis][: len(names)] != names:
         raise UcclValueError(
@@ -437,9 +437,10 @@ def _take_away(parts: _Parts, axis: int, names: tuple[Any, ...], api: str) -> _P
     return out
 
 
-def _arguments(
+def prepare(
     x: Any, axis_name: Any, spec: Any, mesh: Any, api: str
-) -> tuple[Any, tuple[Any, ...], _Parts, Any]:
+) -> tuple[Any, tuple[Any, ...], Parts, Any]:
+    """(array, names of `axis_name`, mesh axes that divide each axis of the array, mesh), checked."""
     x = jnp.asarray(x)
     names = axes.as_names(axis_name)
     context = jax.sharding.get_abstract_mesh()
@@ -471,7 +472,7 @@ def _arguments(
     given = [() if part is None else axes.as_names(part) for part in spec]
     if len(given) > x.ndim:
         raise UcclValueError(f"sharded.{api}: spec={spec} has more axes than {jax.typeof(x)}")
-    parts: _Parts = [*given, *[()] * (x.ndim - len(given))]
+    parts: Parts = [*given, *[()] * (x.ndim - len(given))]
     unused = [name for name in names if not any(name in part for part in parts)]
     if unused:
         raise UcclValueError(
@@ -481,7 +482,7 @@ def _arguments(
     return x, names, parts, mesh
 
 
-def _run(local: Callable[..., Any], x: Any, mesh: Any, parts: Any, out: _Parts) -> Any:
+def _run(local: Callable[..., Any], x: Any, mesh: Any, parts: Any, out: Parts) -> Any:
     """`local` on the blocks of an array divided as `parts`, or of a tuple of arrays and a tuple of those."""
     spec_of = lambda p: PartitionSpec(*(part or None for part in p))  # noqa: E731
     several = isinstance(x, tuple)

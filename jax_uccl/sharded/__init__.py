@@ -6,6 +6,8 @@ sharded. Other mesh axes that shard the array go on doing so; nothing is gathere
     from jax_uccl import sharded
     with jax.set_mesh(mesh):
         total = sharded.psum(grads, "data", spec=P("data", "model"))
+
+`jax_uccl.sharded.moe` has dispatch and combine for mixtures of experts.
 """
 
 from jax_uccl._src.global_view import all_gather as all_gather
@@ -20,3 +22,4 @@ from jax_uccl._src.global_view import psum as psum
 from jax_uccl._src.global_view import psum_scatter as psum_scatter
 from jax_uccl._src.global_view import ragged_all_to_all as ragged_all_to_all
 from jax_uccl._src.global_view import reduce_scatter as reduce_scatter
+from jax_uccl.sharded import moe as moe
