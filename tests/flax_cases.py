@@ -22,7 +22,11 @@ def routers(experts):
         "mixtral": mixtral(experts, min(2, experts), **losses),
         "qwen3": qwen3(experts, top_k, **losses),
         "deepseek_v3": deepseek_v3(
-            experts, top_k, num_groups=groups, topk_groups=max(1, groups - 1), **losses
+            experts,
+            top_k,
+            num_groups=groups,
+            topk_groups=max(1, groups - 1),
+            **(losses | {"sequence_coefficient": 0.5}),
         ),
     }
 
@@ -50,6 +54,9 @@ def dense_layer(router, params, x, valid=None):
         shared = params["shared"]
         y = y + feed_forward(x, shared["gate"], shared["up"], shared["down"])
     loss, load = dense_losses(router, logits, routing.topk_idx, valid)
+    if router.sequence_coefficient:
+        sequences = logits.reshape(*shape[:-1], -1), valid.reshape(shape[:-1])
+        loss = loss + router.sequence_coefficient * dense_sequence_loss(router, *sequences)
     return y.reshape(shape), loss, load
 
 
@@ -61,6 +68,18 @@ def dense_losses(router, logits, topk_idx, valid):
     balance = router.num_experts * ((load / (valid.sum() * router.top_k)) * mean).sum()
     square = jnp.where(valid, jnp.log(jnp.exp(logits).sum(axis=-1)) ** 2, 0).sum() / valid.sum()
     return router.balance_coefficient * balance + router.z_coefficient * square, load
+
+
+def dense_sequence_loss(router, logits, valid):
+    """The mean over sequences [..., S, E] with tokens; scores are sigmoids."""
+    score = jax.nn.sigmoid(logits)
+    rank = (logits[..., None, :] > logits[..., :, None]).sum(axis=-1)  # how many are better
+    chosen = (rank < router.top_k) & valid[..., None]
+    probability = jnp.where(valid[..., None], score / score.sum(axis=-1, keepdims=True), 0)
+    count = valid.sum(axis=-1)
+    size = jnp.maximum(count, 1)[..., None]
+    each = (chosen.sum(axis=-2) / (size * router.top_k)) * (probability.sum(axis=-2) / size)
+    return router.num_experts * each.sum() / (count > 0).sum()
 
 
 def tokens(shape, seed=0):

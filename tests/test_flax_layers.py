@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import subprocess
 import sys
 
@@ -17,6 +19,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_uccl
+from jax_uccl._src.flax import moe_core
 from jax_uccl.flax import Router, deepseek_v3, mixtral, qwen3
 from jax_uccl.flax import linen as uccl_linen
 from jax_uccl.flax import nnx as uccl_nnx
@@ -204,6 +207,22 @@ def test_linen_is_the_same_layer(mesh_of, name):
         variables["params"], x
     )
     assert_same((value, aux, grads), dense_value_and_grad(router, pure(other), x, target))
+
+
+def test_layers_and_their_options_have_the_same_fields():
+    # The options are defined once, in moe_core.Options; the layers repeat them for people who read signatures.
+    options = {f.name: f.default for f in dataclasses.fields(moe_core.Options)}
+    options |= {"axis_name": "expert", "router": dataclasses.MISSING}
+    linen = {f.name: f.default for f in dataclasses.fields(uccl_linen.MoE)}
+    assert {name: linen[name] for name in options} == options
+    parameters = inspect.signature(uccl_nnx.MoE.__init__).parameters
+    given = {name: p.default for name, p in parameters.items() if name not in ("self", "rngs")}
+    given = {
+        n: dataclasses.MISSING if d is inspect.Parameter.empty else d for n, d in given.items()
+    }
+    assert given == {n: d for n, d in linen.items() if n not in ("parent", "name")} | {
+        "features": dataclasses.MISSING
+    }
 
 
 def test_linen_inside_shard_map(mesh_of):
@@ -490,6 +509,8 @@ def test_mismatch_is_refused(mesh_of):
         layer(x, valid=np.ones(4, bool))
     with error("must be bool"):
         layer(x, valid=np.ones((4, 3)))
+    with error(r"sequence_coefficient=0.5 of the router needs \[..., sequence, width\]"):
+        nnx_layer(mixtral(8, sequence_coefficient=0.5), mesh=mesh)(x[:, 0])
     with error("hidden_features=0 must be"):
         uccl_nnx.MoE(WIDTH, 0, mixtral(8), rngs=nnx.Rngs(0))
     with error("shared_hidden_features=-1 must be"):

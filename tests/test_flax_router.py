@@ -213,6 +213,49 @@ def test_losses_and_gradients(score):
     assert (jax.grad(loss)(logits)[~valid] == 0).all()
 
 
+def sequence_oracle(router, logits, valid):
+    """arXiv 2412.19437 equations 17-20 for each sequence, token by token, averaged over sequences with tokens."""
+    losses = []
+    for x, real in zip(logits, valid, strict=True):
+        if not real.any():
+            continue
+        often, mean = np.zeros(router.num_experts), np.zeros(router.num_experts)
+        for token in x[real]:
+            score = 1.0 / (1.0 + np.exp(-token)) if router.score == "sigmoid" else softmax(token)
+            for e in best(score, router.top_k):
+                often[e] += router.num_experts / (router.top_k * real.sum())
+            mean += score / score.sum() / real.sum()
+        losses.append((often * mean).sum())
+    return np.mean(losses)
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_sequence_loss_and_gradient(score):
+    router = Router(6, 2, score=score, sequence_coefficient=0.3, use_bias=True, num_groups=3)
+    rng = np.random.default_rng(11)
+    logits = rng.normal(size=(4, 5, 6)).astype(np.float32)
+    valid = rng.random((4, 5)) < 0.7
+    valid[2] = False  # a sequence of padding counts nowhere
+    routing = route(router, logits, bias=np.full(6, 9.0), valid=valid)
+    oracle = lambda x: 0.3 * sequence_oracle(router, x.reshape(4, 5, 6), valid)
+
+    @jax.jit
+    def losses_and_gradient(x):
+        result, pull = jax.vjp(lambda x: balance(router, x, routing, valid=valid)[1:4], x)
+        return result, pull((jnp.zeros(()), jnp.zeros(()), jnp.ones(())))[0]
+
+    (of_sequences, _, loss), gradient = losses_and_gradient(logits)
+    np.testing.assert_allclose(of_sequences, oracle(logits) / 0.3, rtol=1e-6)
+    np.testing.assert_allclose(loss, oracle(logits), rtol=1e-6)
+    np.testing.assert_allclose(gradient, finite_differences(oracle, logits), rtol=1e-4, atol=1e-7)
+    assert (gradient[~valid] == 0).all()
+    # A batch may be balanced where no sequence is.
+    eye = jnp.stack([jnp.tile(50.0 * jnp.eye(6)[e], (4, 1)) for e in range(6)])
+    router = Router(6, 1, sequence_coefficient=1.0)
+    result = balance(router, eye, route(router, eye))
+    np.testing.assert_allclose([result.balance_loss, result.sequence_loss], [1.0, 6.0], rtol=1e-5)
+
+
 def test_balance_loss_is_one_when_balanced_and_experts_when_collapsed():
     router = Router(4, 1)
     even = jnp.eye(4) * 1e-3  # each token has another favourite, hardly preferred
@@ -222,7 +265,7 @@ def test_balance_loss_is_one_when_balanced_and_experts_when_collapsed():
 
 
 def test_a_batch_of_padding_has_no_loss():
-    router = Router(4, 2, balance_coefficient=1.0, z_coefficient=1.0)
+    router = Router(4, 2, balance_coefficient=1.0, z_coefficient=1.0, sequence_coefficient=1.0)
     logits, valid = jnp.full((3, 4), jnp.nan), jnp.zeros(3, bool)
     result = balance(router, logits, route(router, logits, valid=valid), valid=valid)
     assert [float(v) for v in (result.loss, result.tokens)] == [0.0, 0.0]
@@ -234,13 +277,13 @@ def test_a_batch_of_padding_has_no_loss():
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_losses_are_of_the_global_batch(mesh_of, psum, shape, check_vma):
     names = ("data", "expert")[-len(shape) :]
-    mesh, tokens = mesh_of(shape, names), 4 * int(np.prod(shape))
-    router = deepseek_v3(
-        6, 2, num_groups=3, topk_groups=2, balance_coefficient=0.5, z_coefficient=0.1
-    )
+    mesh, tokens = mesh_of(shape, names), (2 * int(np.prod(shape)), 3)
+    coefficients = dict(balance_coefficient=0.5, z_coefficient=0.1, sequence_coefficient=0.7)
+    router = deepseek_v3(6, 2, num_groups=3, topk_groups=2, **coefficients)
     rng = np.random.default_rng(8)
-    logits = rng.normal(size=(tokens, 6)).astype(np.float32)
+    logits = rng.normal(size=(*tokens, 6)).astype(np.float32)
     valid = rng.random(tokens) < 0.7  # devices differ in how many tokens are real
+    valid[1] = False  # and in how many sequences
     bias = rng.normal(0, 0.2, 6).astype(np.float32)
 
     def whole(x, v):

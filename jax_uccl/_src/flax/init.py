@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,11 @@ def check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
         if not isinstance(size, int) or size < 1:
             raise UcclValueError(f"MoE: {name}={size!r} must be an integer of at least 1")
+
+
+def fields_of(kind: type) -> list[str]:
+    """The names of a dataclass's fields."""
+    return [field.name for field in dataclasses.fields(kind)]
 
 
 def of_this_rank(options: Options, init: Initializer) -> Initializer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -115,18 +116,7 @@ class MoE(nn.Module):
     def options(self) -> moe_core.Options:
         """The static part of the layer; UcclValueError when its fields contradict each other."""
         return moe_core.Options(
-            router=self.router,
-            axis_name=self.axis_name,
-            token_axes=self.token_axes,
-            capacity=self.capacity,
-            on_overflow=self.on_overflow,
-            mode=self.mode,
-            quantize=self.quantize,
-            implementation=self.implementation,
-            experts_implementation=self.experts_implementation,
-            activation=self.activation,
-            dtype=self.dtype,
-            precision=self.precision,
+            **{name: getattr(self, name) for name in make.fields_of(moe_core.Options)}
         )
 
     @nn.compact
@@ -168,7 +158,8 @@ class MoE(nn.Module):
             params = params._replace(shared=shared)
         if self.is_initializing():
             zero = jnp.zeros((), jnp.float32)
-            report = MoEReport(zero, zero, zero, zero, jnp.zeros(experts, jnp.float32), zero, zero)
+            report = MoEReport(**dict.fromkeys(make.fields_of(MoEReport), zero))
+            report = dataclasses.replace(report, load=jnp.zeros(experts, jnp.float32))
             return jnp.zeros_like(x, self.dtype or x.dtype), report
         y, report = moe_core.apply(options, params, x, valid=valid, mesh=self.mesh)
         if bias is not None and self.is_mutable_collection(STATE):

@@ -97,6 +97,7 @@ class MoEReport:
       loss_share: f32 scalar to add instead inside `jax.shard_map`, where each device differentiates its share of the
         objective: the parts of all devices add up to `loss`, and the gradient needs no communication. Elsewhere `loss`.
       balance_loss: f32 scalar, 1 when balanced; see `jax_uccl.flax.Balance`.
+      sequence_loss: f32 scalar, likewise for each sequence; 0 without `sequence_coefficient`.
       z_loss: f32 scalar.
       load: f32 [E], choices that fell on each expert, before anything is dropped. For `updated_bias`.
       tokens: f32 scalar, tokens that are no padding.
@@ -106,6 +107,7 @@ class MoEReport:
     loss: Any
     loss_share: Any
     balance_loss: Any
+    sequence_loss: Any
     z_loss: Any
     load: Any
     tokens: Any
@@ -255,6 +257,11 @@ def apply(
         raise UcclValueError(
             f"MoE: x has shape {list(x.shape)}, but must be [..., {features}] with at least one axis of tokens"
         )
+    if options.router.sequence_coefficient and x.ndim < 3:
+        raise UcclValueError(
+            f"MoE: x has shape {list(x.shape)}, but sequence_coefficient={options.router.sequence_coefficient} of "
+            "the router needs [..., sequence, width]; set it to 0 for tokens without sequences"
+        )
     if valid is not None and jnp.shape(valid) != x.shape[:-1]:
         raise UcclValueError(
             f"MoE: valid has shape {list(jnp.shape(valid))}, but must be {list(x.shape[:-1])}: one flag per token"
@@ -351,7 +358,14 @@ def _apply_local(
         x.astype(jnp.float32), params.router.astype(jnp.float32), precision=options.precision
     )
     routing = route(router, logits, bias=params.bias, valid=valid)
-    aux = balance(router, logits, routing, valid=valid, axis_names=names, psum=psum)
+    aux = balance(
+        router,
+        logits.reshape(*shape[:-1], router.num_experts),
+        routing,
+        valid=None if valid is None else valid.reshape(shape[:-1]),
+        axis_names=names,
+        psum=psum,
+    )
 
     tile = _tile(x.shape[0] * axes.axis_size(options.expert_axes), router)
     sent = dispatch(
@@ -385,9 +399,7 @@ def _apply_local(
     dropped = jnp.zeros((), jnp.float32)
     if options.capacity is not None:
         dropped = psum(sent.stats.dropped.astype(jnp.float32), names)
-    report = MoEReport(
-        aux.loss, aux.loss_share, aux.balance_loss, aux.z_loss, aux.load, aux.tokens, dropped
-    )
+    report = MoEReport(dropped=dropped, **aux._asdict())
     return y.astype(dtype).reshape(shape), report
 
 

@@ -86,7 +86,7 @@ class MoE(nnx.Module):
       UcclValueError: sizes that are no sizes; when the axis is known, experts that it does not divide.
 
     Cost: 6 * D * (K * F + S) + 2 * D * E flops a token; communication as for one dispatch in expert-major layout, one
-      combine, and one psum of 2 * E + 2 floats.
+      combine, and one psum of 2 * E + 4 floats.
 
     Source: the routers' papers in `jax_uccl.flax`; experts as in Mixtral (arXiv 2401.04088), shared experts as in
       DeepSeekMoE (arXiv 2401.06066 section 3.2).

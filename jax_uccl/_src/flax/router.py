@@ -41,7 +41,8 @@ class Router:
       group_score: a group counts as the sum of its two best experts ("top2"), or its best one ("max").
       use_bias: a bias per expert is added to the scores for the choice (groups and experts), never for the weights.
       bias_update_rate: step of that bias, see `balance.updated_bias`.
-      balance_coefficient: of the auxiliary balance loss; 0 for none.
+      balance_coefficient: of the auxiliary balance loss over the batch; 0 for none.
+      sequence_coefficient: of the balance loss over each sequence (DeepSeek-V3); 0 for none.
       z_coefficient: of the router z-loss; 0 for none.
     """
 
@@ -57,6 +58,7 @@ class Router:
     use_bias: bool = False
     bias_update_rate: float = 1e-3
     balance_coefficient: float = 0.0
+    sequence_coefficient: float = 0.0
     z_coefficient: float = 0.0
 
     def __post_init__(self) -> None:
@@ -94,7 +96,12 @@ class Router:
             raise UcclValueError(
                 f'Router: softmax_over="topk" needs score="softmax", got score={self.score!r}'
             )
-        for field in ("bias_update_rate", "balance_coefficient", "z_coefficient"):
+        for field in (
+            "bias_update_rate",
+            "balance_coefficient",
+            "sequence_coefficient",
+            "z_coefficient",
+        ):
             if not getattr(self, field) >= 0:
                 raise UcclValueError(f"Router: {field}={getattr(self, field)} must not be negative")
 
@@ -122,8 +129,8 @@ def qwen3(num_experts: int = 128, top_k: int = 8, **changes: Any) -> Router:
 def deepseek_v3(num_experts: int = 256, top_k: int = 8, **changes: Any) -> Router:
     """DeepSeek-V3: sigmoid scores, best 4 of 8 groups by their two best experts, bias-corrected choice, scale 2.5.
 
-    Balanced by the bias alone (rate 0.001). The paper's complementary sequence-wise loss (factor 1e-4) is not set:
-    the loss here is over the whole batch.
+    Balanced by the bias (rate 0.001) and, against imbalance within one sequence, by the paper's complementary loss
+    over each sequence (factor 1e-4). Tokens without sequences need `sequence_coefficient=0`.
     """
     fields: dict[str, Any] = {
         "score": "sigmoid",
@@ -132,6 +139,7 @@ def deepseek_v3(num_experts: int = 256, top_k: int = 8, **changes: Any) -> Route
         "topk_groups": 4,
         "group_score": "top2",
         "use_bias": True,
+        "sequence_coefficient": 1e-4,
     }
     return Router(num_experts, top_k, **(fields | changes))
 
