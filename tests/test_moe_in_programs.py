@@ -433,3 +433,55 @@ def test_padding_is_zero_in_memory_that_was_used(layout, mesh, inputs):
     assert not worst.any() and (empty[:, 1] > empty[:, 0]).all()
     for turn, keep in enumerate([T, 1, T, 0, 2]):
         assert (out[:, turn, :keep] != 0).any(-1).all() and not out[:, turn, keep:].any()
+
+
+@pytest.mark.parametrize("partly", [False, True])
+def test_export(partly, mesh_of, inputs):
+    # A serialised program with its derivative; it names no device and runs on the caller's mesh.
+    from jax import export
+
+    x, idx, w = inputs
+    mesh = mesh_of((N, 2), ("e", "b"))
+    sharding = jax.sharding.NamedSharding(mesh, EXPERT)
+    f = jax.jit(
+        mapped(
+            partial(layer, layout="expert_major"),
+            mesh,
+            check_vma=True,
+            axis_names={"e"} if partly else {"e", "b"},
+        ),
+        in_shardings=sharding,
+        out_shardings=sharding,
+    )
+    targets = "all_gather ragged_all_to_all all_to_all require take_rows fold_rows".split()
+    checks = [export.DisabledSafetyCheck.custom_call(f"jax_uccl_{name}") for name in targets]
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in inputs]
+    exported = export.export(f, disabled_checks=checks)(*shapes)
+    assert "devices = dense<> : tensor<0xi64>" in exported.mlir_module()
+    again = export.deserialize(exported.serialize(vjp_order=1))
+    arguments = [jax.device_put(a, sharding) for a in inputs]
+    call = jax.jit(lambda x, w: again.call(x, arguments[1], w))
+    out, pull = jax.vjp(call, arguments[0], arguments[2])
+    want, pull_here = jax.vjp(lambda x, w: f(x, arguments[1], w), arguments[0], arguments[2])
+    np.testing.assert_array_equal(np.asarray(out), np.asarray(want))
+    np.testing.assert_allclose(out, expected(x, idx, w), rtol=1e-5)
+    for a, b in zip(pull(jnp.cos(out)), pull_here(jnp.cos(out)), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_spmd_axis_name_has_gradients(mesh_of):
+    # The batch is divided over "a", also in the backward pass, with a routing for each element.
+    mesh = mesh_of((2, N), ("a", "e"))
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(2, N * T, H)).astype(np.float32)
+    idx = oracle.routing(rng, 2, N * T, K, E, masked=0.1)
+    w = rng.random((2, N * T, K)).astype(np.float32)
+    f = jax.vmap(mapped(partial(layer, layout="rank_major"), mesh), spmd_axis_name="a")
+    put = lambda a: jax.device_put(a, jax.sharding.NamedSharding(mesh, P("a", "e")))  # noqa: E731
+    program = jax.jit(jax.grad(lambda x, idx, w: f(x, idx, w).sum(), argnums=(0, 2)))
+    compiled = program.lower(*map(put, (x, idx, w))).compile()
+    got_x, got_w = compiled(*map(put, (x, idx, w)))
+    np.testing.assert_allclose(got_x, 2 * expected(x, idx, w) / x, rtol=1e-4, atol=1e-5)
+    want = np.where(idx >= 0, 1 + idx / 4, 0) * (x**2).sum(-1, keepdims=True)
+    np.testing.assert_allclose(got_w, want, rtol=1e-4, atol=1e-5)
+    assert " all-gather(" not in compiled.as_text()

@@ -1,7 +1,11 @@
 """Dispatch and combine are the same to the bit in every process model, and faults reach every process."""
 
+import pathlib
+
 import mp
 import pytest
+
+ACCEPTANCE = pathlib.Path(__file__).parents[1] / "moe_acceptance.py"
 
 # Four ranks; prints a fingerprint of every byte of every result, assembled from the shards of all processes.
 IDENTICAL = """
@@ -119,3 +123,20 @@ def test_overflow_fails_every_process_and_work_goes_on(mode) -> None:
     text = "rank 1 needs capacity=5 for its rows, got capacity=4; 6 always holds"
     for result in results:
         assert result.value == ["done", text, "done"], result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "sizes"),
+    [
+        ((4, 1), (19, 200, 16, 5, 20)),
+        ((2, 2), (19, 200, 16, 5, 20)),
+        ((4, 1), (128, 7168, 64, 8, 20)),  # DeepEP's own size
+    ],
+    ids=["4x1", "2x2", "128x7168"],
+)
+def test_acceptance(layout, sizes) -> None:
+    results = mp.run_processes(
+        ACCEPTANCE, *layout, args=[str(v) for v in sizes], timeout=200, check=True
+    )
+    assert sum(result.value for result in results) == 5 * 4
