@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "csrc/base/huge_pages.h"
 #include "csrc/base/status.h"
 #include "csrc/moe/rows.h"
 #include "xla/ffi/api/ffi.h"
@@ -80,6 +81,7 @@ ffi::Error TakeRows(ffi::AnyBuffer x, ffi::AnyBuffer index, ffi::Result<ffi::Any
       (Rows(x) > 0 && RowBytes(x) != row)) {
     return Invalid(kOp, "the result must have a row like those of the operand for each index");
   }
+  AdviseHugePages(y->untyped_data(), y->size_bytes());
   moe::TakeRows(static_cast<const std::byte*>(x.untyped_data()), row, Integers(index),
                 static_cast<std::byte*>(y->untyped_data()));
   return ffi::Error::Success();
@@ -103,6 +105,7 @@ ffi::Error FoldRows(ffi::AnyBuffer x, ffi::AnyBuffer table, ffi::Result<ffi::Any
     return Invalid(kOp,
                    "the result must have a row like those of the operand for each of the table");
   }
+  AdviseHugePages(y->untyped_data(), y->size_bytes());
   moe::FoldRows(*from, static_cast<const std::byte*>(x.untyped_data()), elements, Integers(table),
                 static_cast<size_t>(dims[1]), *to, static_cast<std::byte*>(y->untyped_data()));
   return ffi::Error::Success();

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "csrc/base/bfloat16.h"
+#include "csrc/base/copy.h"
 
 namespace uccl::moe {
 namespace {
@@ -42,6 +43,8 @@ std::optional<size_t> FindOutside(std::span<const int32_t> index, size_t rows) {
 
 void TakeRows(const std::byte* from, size_t row_bytes, std::span<const int32_t> index,
               std::byte* to) {
+  // A buffer of rows that is larger than the caches has left them before anybody reads it.
+  const bool stream = index.size() * row_bytes >= kStreamBytes;
   size_t n = 0;
   while (n < index.size()) {
     // Runs of neighbours are one copy: a rank-major buffer has many.
@@ -54,10 +57,12 @@ void TakeRows(const std::byte* from, size_t row_bytes, std::span<const int32_t> 
     if (nothing) {
       std::memset(to + n * row_bytes, 0, bytes);
     } else {
-      std::memcpy(to + n * row_bytes, from + static_cast<size_t>(index[n]) * row_bytes, bytes);
+      const std::byte* rows = from + static_cast<size_t>(index[n]) * row_bytes;
+      (stream ? &StreamBytes : &CopyBytes)(to + n * row_bytes, rows, bytes);
     }
     n = end;
   }
+  if (stream) StreamFence();
 }
 
 size_t RowTypeBytes(RowType type) { return type == RowType::kF32 ? 4 : 2; }
