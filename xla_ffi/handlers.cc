@@ -127,7 +127,7 @@ ffi::ErrorOr<std::unique_ptr<SiteState>> Instantiate(
     std::string_view kind, int64_t group_size, ffi::Span<const int64_t> groups,
     ffi::Span<const int64_t> devices, ffi::Span<const int64_t> processes, int64_t ordered,
     std::string_view reduction, int64_t any_order, ffi::Span<const int64_t> permutation,
-    int64_t root) {
+    int64_t root, int64_t fill) {
   coll::CallSiteSpec spec;
   spec.site = site;
   spec.position = position;
@@ -141,6 +141,7 @@ ffi::ErrorOr<std::unique_ptr<SiteState>> Instantiate(
   spec.any_order = any_order != 0;
   spec.permutation = ToVector(permutation);
   spec.root = root;
+  spec.fill = fill != 0;
   const auto parsed = coll::ParseOpKind(kind);
   if (!parsed) {
     return ffi::Unexpected(ToError(Invalid(spec.label, StatusCode::kInvalidArgument,
@@ -226,9 +227,10 @@ void ZeroTheRest(const coll::Call& call, const ffi::AnyBuffer& y) {
 }
 
 // Arguments 1 to 5 of a ragged exchange: the operand that the result starts from (without rows:
-// zeros), then int32 vectors with an entry for each member: where its rows start in the operand and
-// how many go to it, where its rows start in the result and how many come from it. Copies the first
-// into the result (XLA lets them share a buffer where it can) and checks every range.
+// zeros, or with fill=0 anything), then int32 vectors with an entry for each member: where its rows
+// start in the operand and how many go to it, where its rows start in the result and how many come
+// from it. Copies the first into the result (XLA lets them share a buffer where it can) and checks
+// every range.
 Status ReadRagged(const coll::CallSite& site, const ffi::AnyBuffer& x, ffi::RemainingArgs rest,
                   const ffi::AnyBuffer& y, coll::DType dtype, coll::Call* call) {
   const coll::CallSiteSpec& spec = site.spec();
@@ -274,7 +276,7 @@ Status ReadRagged(const coll::CallSite& site, const ffi::AnyBuffer& x, ffi::Rema
          static_cast<uint64_t>(values[2][m]) * row, static_cast<uint64_t>(values[3][m]) * row});
   }
   if (start->size_bytes() == 0) {
-    ZeroTheRest(*call, y);
+    if (spec.fill) ZeroTheRest(*call, y);
   } else {
     CopyUnlessSame(*start, y);
   }
@@ -354,7 +356,8 @@ XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
                            .Attr<std::string_view>("reduction")
                            .Attr<int64_t>("any_order")
                            .Attr<ffi::Span<const int64_t>>("permutation")
-                           .Attr<int64_t>("root"));
+                           .Attr<int64_t>("root")
+                           .Attr<int64_t>("fill"));
 
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
                        ffi::Ffi::Bind()

@@ -73,7 +73,8 @@ std::optional<std::string> Fault(const ffi::AnyBuffer& index, const char* name, 
          std::to_string(rows) + " rows";
 }
 
-ffi::Error TakeRows(ffi::AnyBuffer x, ffi::AnyBuffer index, ffi::Result<ffi::AnyBuffer> y) {
+ffi::Error TakeRows(ffi::AnyBuffer x, ffi::AnyBuffer index, ffi::Result<ffi::AnyBuffer> y,
+                    int64_t fill) {
   constexpr std::string_view kOp = "take_rows";
   if (auto fault = Fault(index, "index", Rows(x))) return Invalid(kOp, *fault);
   const size_t row = RowBytes(*y);
@@ -82,7 +83,7 @@ ffi::Error TakeRows(ffi::AnyBuffer x, ffi::AnyBuffer index, ffi::Result<ffi::Any
     return Invalid(kOp, "the result must have a row like those of the operand for each index");
   }
   AdviseHugePages(y->untyped_data(), y->size_bytes());
-  moe::TakeRows(static_cast<const std::byte*>(x.untyped_data()), row, Integers(index),
+  moe::TakeRows(static_cast<const std::byte*>(x.untyped_data()), row, Integers(index), fill != 0,
                 static_cast<std::byte*>(y->untyped_data()));
   return ffi::Error::Success();
 }
@@ -120,9 +121,12 @@ XLA_FFI_DEFINE_HANDLER(kRequire, Require,
                            .Attr<std::string_view>("op")
                            .Attr<std::string_view>("text"));
 
-XLA_FFI_DEFINE_HANDLER(
-    kTakeRows, TakeRows,
-    ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER(kTakeRows, TakeRows,
+                       ffi::Ffi::Bind()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Attr<int64_t>("fill"));
 
 XLA_FFI_DEFINE_HANDLER(
     kFoldRows, FoldRows,

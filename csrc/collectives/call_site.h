@@ -44,6 +44,7 @@ struct CallSiteSpec {
   bool any_order = false;            // see PlanRequest
   std::vector<int64_t> permutation;  // likewise, by position in the group
   int64_t root = 0;
+  bool fill = true;  // ragged exchange: zeros where nothing lands
 };
 
 // jax.devices() in order, for modules that do not carry their devices.

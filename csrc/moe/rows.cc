@@ -41,7 +41,7 @@ std::optional<size_t> FindOutside(std::span<const int32_t> index, size_t rows) {
   return std::nullopt;
 }
 
-void TakeRows(const std::byte* from, size_t row_bytes, std::span<const int32_t> index,
+void TakeRows(const std::byte* from, size_t row_bytes, std::span<const int32_t> index, bool fill,
               std::byte* to) {
   // A buffer of rows that is larger than the caches has left them before anybody reads it.
   const bool stream = index.size() * row_bytes >= kStreamBytes;
@@ -55,7 +55,7 @@ void TakeRows(const std::byte* from, size_t row_bytes, std::span<const int32_t> 
     }
     const size_t bytes = (end - n) * row_bytes;
     if (nothing) {
-      std::memset(to + n * row_bytes, 0, bytes);
+      if (fill) std::memset(to + n * row_bytes, 0, bytes);
     } else {
       const std::byte* rows = from + static_cast<size_t>(index[n]) * row_bytes;
       (stream ? &StreamBytes : &CopyBytes)(to + n * row_bytes, rows, bytes);

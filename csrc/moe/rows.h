@@ -16,9 +16,10 @@ namespace uccl::moe {
 // means nothing.
 std::optional<size_t> FindOutside(std::span<const int32_t> index, size_t rows);
 
-// to[n] = from[index[n]], zeros where the index is negative. No entry may be outside of `from`; the
-// buffers must not overlap.
-void TakeRows(const std::byte* from, size_t row_bytes, std::span<const int32_t> index,
+// to[n] = from[index[n]]. Where the index is negative zeros with `fill`, otherwise what was there:
+// pages of a send buffer that nobody reads are not even made. No entry may be outside of `from`;
+// the buffers must not overlap.
+void TakeRows(const std::byte* from, size_t row_bytes, std::span<const int32_t> index, bool fill,
               std::byte* to);
 
 enum class RowType : uint8_t { kF32, kBF16 };

@@ -49,11 +49,13 @@ TEST(Rows, TakeCopiesRunsAndFillsGaps) {
         if (index[n] >= 20) index[n] = -1;
       }
       std::vector<std::byte> to(index.size() * row_bytes + 8, std::byte{0x5a});
-      TakeRows(from.data(), row_bytes, index, to.data());
+      const bool fill = turn % 2 == 0;
+      TakeRows(from.data(), row_bytes, index, fill, to.data());
       for (size_t n = 0; n < index.size(); ++n) {
         for (size_t b = 0; b < row_bytes; ++b) {
+          const auto nothing = fill ? std::byte{0} : std::byte{0x5a};
           const auto want =
-              index[n] < 0 ? std::byte{0} : from[static_cast<size_t>(index[n]) * row_bytes + b];
+              index[n] < 0 ? nothing : from[static_cast<size_t>(index[n]) * row_bytes + b];
           ASSERT_EQ(to[n * row_bytes + b], want) << n;
         }
       }
@@ -134,7 +136,7 @@ TEST(Rows, FoldKeepsSpecialValues) {
 }
 
 TEST(Rows, EmptyBuffers) {
-  TakeRows(nullptr, 4, {}, nullptr);
+  TakeRows(nullptr, 4, {}, true, nullptr);
   FoldRows(RowType::kF32, nullptr, 5, {}, 3, RowType::kF32, nullptr);
   FoldRows(RowType::kF32, nullptr, 0, {}, 0, RowType::kBF16, nullptr);
 }

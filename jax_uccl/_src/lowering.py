@@ -106,6 +106,7 @@ def emit_collective(
     any_order: bool = False,
     permutation: Sequence[int] = (),
     root: int = 0,
+    fill: bool = True,
     aliases: dict[int, int] | None = None,
 ) -> list[Any]:
     """Emits the custom call of one collective.
@@ -124,6 +125,7 @@ def emit_collective(
       any_order: whether the order of the reduction is left to the runtime.
       permutation: source and target of each pair, one after the other, by position in the group.
       root: position in the group of the member that broadcasts.
+      fill: whether a ragged exchange into no operand zeroes what nothing lands in.
       aliases: result -> operand that it may share a buffer with.
 
     Returns:
@@ -167,6 +169,7 @@ def emit_collective(
         "any_order": np.int64(any_order),
         "permutation": np.array(permutation, np.int64),
         "root": np.int64(root),
+        "fill": np.int64(fill),
     }
     operands, results = list(operands), list(result_types)
     layouts = [compat.row_major(len(v.type.shape)) for v in operands]

@@ -108,7 +108,8 @@ def ragged_all_to_all(
             )
     starts, sends, lands, receives = (v.astype(np.int32) for v in vectors)
     lands = all_to_all(lands, names, 0, 0, axis_index_groups=groups, tiled=True)
-    params = dict(axis_name=names, axis_index_groups=groups, ordered=is_strict(), rows=None)
+    params = dict(axis_name=names, axis_index_groups=groups, ordered=is_strict())
+    params |= dict(rows=None, fill=True)
     every = [v.reshape(size, slices) for v in (starts, sends, lands, receives)]
     for i in range(slices):
         arrays = [vary(a, names) for a in (operand, output, *(v[:, i] for v in every))]
@@ -150,12 +151,17 @@ def ragged_offsets(sizes: Any, index: Any) -> tuple[Any, Any, Any, Any]:
 ragged_p = compat.Primitive("uccl_ragged_all_to_all")
 
 
-def exchange(operand: Any, rows: int, vectors: Sequence[Any], names: tuple[Any, ...]) -> Any:
-    """The exchange into [rows, ...] zeros; starts, sizes, landing places and sizes, the latter two as they are here."""
+def exchange(
+    operand: Any, rows: int, vectors: Sequence[Any], names: tuple[Any, ...], *, fill: bool = True
+) -> Any:
+    """The exchange into [rows, ...] zeros; starts, sizes, landing places and sizes, the latter two as they are here.
+
+    Without `fill` rows in which nothing lands hold anything: for callers that do not read them.
+    """
     output = jnp.zeros((0, *operand.shape[1:]), operand.dtype)
     arrays = [vary(a, names) for a in (operand, output, *vectors)]
     return ragged_p.bind(
-        *arrays, axis_name=names, axis_index_groups=None, ordered=is_strict(), rows=rows
+        *arrays, axis_name=names, axis_index_groups=None, ordered=is_strict(), rows=rows, fill=fill
     )
 
 
@@ -167,6 +173,7 @@ def _abstract_eval(
     axis_index_groups: Any,
     ordered: bool,
     rows: int | None,
+    fill: bool,
 ) -> Any:
     for aval in (operand, output, *vectors):
         define.check_operand(aval, axis_name, "ragged_all_to_all")
@@ -187,6 +194,7 @@ def _lower(
     axis_index_groups: Any,
     ordered: bool,
     rows: int | None,
+    fill: bool,
 ) -> Any:
     aval, out_aval = ctx.avals_in[0], ctx.avals_out[0]
     lowering.check_shape(aval, "ragged_all_to_all", axis_name)
@@ -208,6 +216,7 @@ def _lower(
         axis_index_groups=axis_index_groups,
         ordered=ordered,
         params=(out_aval.shape,),
+        fill=fill,
         aliases={0: 1} if rows is None else {},
     )
     return [lowering.from_bytes(out, aval.dtype, output.type.element_type)]
@@ -223,10 +232,11 @@ def _batch(
     axis_index_groups: Any,
     ordered: bool,
     rows: int | None,
+    fill: bool,
 ) -> Any:
     n = axis_data.size
     params = dict(axis_name=axis_name, axis_index_groups=axis_index_groups, ordered=ordered)
-    params["rows"] = rows
+    params |= dict(rows=rows, fill=fill)
 
     if axis_data.name in axis_name:
         define.no_groups_under_vmap(axis_index_groups, "ragged_all_to_all", axis_data.name)
@@ -295,7 +305,7 @@ def _transpose(
     to_output: Any = None
     if compat.ad.is_undefined_primal(operand):
         none = vary(jnp.zeros((0, *ct.shape[1:]), ct.dtype), params["axis_name"])
-        back = params | dict(rows=operand.aval.shape[0])
+        back = params | dict(rows=operand.aval.shape[0], fill=True)
         to_operand = ragged_p.bind(ct, none, lands, receives, starts, sends, **back)
     if compat.ad.is_undefined_primal(output) and params["rows"] is not None:
         to_output = compat.ad.Zero(output.aval)

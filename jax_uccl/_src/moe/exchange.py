@@ -21,17 +21,20 @@ from jax_uccl._src.moe.handle import Handle
 from jax_uccl._src.moe.plan import exclusive, invert
 
 
-def dispatch_start(x: Any, handle: Handle) -> Any:
-    """[T, ...] to rows as they arrive: the copies, or the slots of all ranks in low-latency mode."""
+def dispatch_start(x: Any, handle: Handle, fill: bool = True) -> Any:
+    """[T, ...] to rows as they arrive: the copies, or the slots of all ranks in low-latency mode.
+
+    Without `fill` rows past the copies hold anything.
+    """
     spec = handle.spec
     if spec.mode == "low_latency":
         index = invert(handle.slots, handle.slots >= 0, spec.ranks * spec.tokens)
         index = jnp.where(index >= 0, index // spec.top_k, -1)
         packed = rows_of.take(x, index, handle.slots)
         return all_to_all(packed, spec.axis_name, 0, 0, tiled=True)
-    packed = rows_of.take(x, handle.send_tokens, handle.send_rows)
+    packed = rows_of.take(x, handle.send_tokens, handle.send_rows, fill=False)
     ends = _sent(handle) + _received(handle)
-    return exchange(packed, spec.copy_rows, ends, spec.axis_name)
+    return exchange(packed, spec.copy_rows, ends, spec.axis_name, fill=fill)
 
 
 def _sent(handle: Handle) -> list[Any]:
@@ -65,17 +68,20 @@ def gather_choices(y: Any, handle: Handle) -> Any:
     return rows_of.fold(y, index, handle.choice_rows, y.dtype)
 
 
-def combine_start(y: Any, handle: Handle, per_choice: bool) -> Any:
-    """Expert-major rows (`per_choice`) or copies to rows as they come back to the owners."""
+def combine_start(y: Any, handle: Handle, per_choice: bool, fill: bool = True) -> Any:
+    """Expert-major rows (`per_choice`) or copies to rows as they come back to the owners.
+
+    Without `fill` rows in which nothing comes hold anything.
+    """
     spec = handle.spec
     if not per_choice:
         ends = _received(handle) + _sent(handle)
-        return exchange(y, spec.send_rows, ends, spec.axis_name)
+        return exchange(y, spec.send_rows, ends, spec.axis_name, fill=fill)
     table = rows_of.inverse_of_singles(handle.return_sources, spec.capacity)
-    packed = rows_of.take(y, handle.return_sources, table)
+    packed = rows_of.take(y, handle.return_sources, table, fill=False)
     ends = [exclusive(handle.return_counts), handle.return_counts]
     ends += [exclusive(handle.answer_counts), handle.answer_counts]
-    return exchange(packed, spec.tokens * spec.top_k, ends, spec.axis_name)
+    return exchange(packed, spec.tokens * spec.top_k, ends, spec.axis_name, fill=fill)
 
 
 def combine_done(rows: Any, handle: Handle, per_choice: bool, dtype: Any) -> Any:

@@ -62,7 +62,9 @@ def _bind(primitive: Any, x: Any, handle: Handle, copies: bool, reduction: str, 
 
 def _dispatch(x: Any, *leaves: Any, tree: Any, copies: bool, **params: Any) -> Any:
     handle = jax.tree.unflatten(tree, leaves)
-    return exchange.dispatch_done(exchange.dispatch_start(x, handle), handle, copies)
+    # Copies that are spread over the groups are read by index alone.
+    rows = exchange.dispatch_start(x, handle, fill=copies or not handle.spec.expert_major)
+    return exchange.dispatch_done(rows, handle, copies)
 
 
 def _combine(
@@ -72,7 +74,7 @@ def _combine(
     per_choice = handle.spec.expert_major and not copies
     if per_choice and reduction == "per_rank":
         y, per_choice = exchange.gather_choices(y, handle), False
-    rows = exchange.combine_start(y, handle, per_choice)
+    rows = exchange.combine_start(y, handle, per_choice, fill=False)
     return exchange.combine_done(rows, handle, per_choice, dtype)
 
 
