@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "csrc/base/huge_pages.h"
 #include "csrc/base/status.h"
@@ -88,6 +89,20 @@ ffi::Error TakeRows(ffi::AnyBuffer x, ffi::AnyBuffer index, ffi::Result<ffi::Any
   return ffi::Error::Success();
 }
 
+ffi::Error CountBefore(ffi::AnyBuffer keys, ffi::Result<ffi::AnyBuffer> before, int64_t size) {
+  constexpr std::string_view kOp = "count_before";
+  if (size < 0) return Invalid(kOp, "size must not be negative");
+  if (auto fault = Fault(keys, "keys", static_cast<size_t>(size))) return Invalid(kOp, *fault);
+  if (before->element_type() != ffi::DataType::S32 ||
+      before->element_count() != keys.element_count()) {
+    return Invalid(kOp, "the result must be int32, with an element for each key");
+  }
+  std::vector<int32_t> seen(static_cast<size_t>(size));
+  moe::CountBefore(Integers(keys), seen,
+                   {static_cast<int32_t*>(before->untyped_data()), before->element_count()});
+  return ffi::Error::Success();
+}
+
 std::optional<moe::RowType> ToRowType(ffi::DataType type) {
   if (type == ffi::DataType::F32) return moe::RowType::kF32;
   if (type == ffi::DataType::BF16) return moe::RowType::kBF16;
@@ -129,6 +144,10 @@ XLA_FFI_DEFINE_HANDLER(kTakeRows, TakeRows,
                            .Attr<int64_t>("fill"));
 
 XLA_FFI_DEFINE_HANDLER(
+    kCountBefore, CountBefore,
+    ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Attr<int64_t>("size"));
+
+XLA_FFI_DEFINE_HANDLER(
     kFoldRows, FoldRows,
     ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
 
@@ -138,5 +157,8 @@ XLA_FFI_DEFINE_HANDLER(
 extern "C" {
 XLA_FFI_Error* UcclRequire(XLA_FFI_CallFrame* frame) { return uccl::xla_ffi::kRequire(frame); }
 XLA_FFI_Error* UcclTakeRows(XLA_FFI_CallFrame* frame) { return uccl::xla_ffi::kTakeRows(frame); }
+XLA_FFI_Error* UcclCountBefore(XLA_FFI_CallFrame* frame) {
+  return uccl::xla_ffi::kCountBefore(frame);
+}
 XLA_FFI_Error* UcclFoldRows(XLA_FFI_CallFrame* frame) { return uccl::xla_ffi::kFoldRows(frame); }
 }

@@ -69,6 +69,7 @@ nb::dict Registrations() {
     all[target] = stages;
   };
   local("jax_uccl_require", &UcclRequire);
+  local("jax_uccl_count_before", &UcclCountBefore);
   local("jax_uccl_take_rows", &UcclTakeRows);
   local("jax_uccl_fold_rows", &UcclFoldRows);
   return all;

@@ -41,6 +41,13 @@ std::optional<size_t> FindOutside(std::span<const int32_t> index, size_t rows) {
   return std::nullopt;
 }
 
+void CountBefore(std::span<const int32_t> keys, std::span<int32_t> seen,
+                 std::span<int32_t> before) {
+  std::fill(seen.begin(), seen.end(), 0);
+  for (size_t n = 0; n < keys.size(); ++n)
+    before[n] = keys[n] < 0 ? -1 : seen[static_cast<size_t>(keys[n])]++;
+}
+
 void TakeRows(const std::byte* from, size_t row_bytes, std::span<const int32_t> index, bool fill,
               std::byte* to) {
   // A buffer of rows that is larger than the caches has left them before anybody reads it.

@@ -1,5 +1,5 @@
-// Rows of tokens between buffers of one rank: taking them by index, and adding them up in a fixed
-// order.
+// Rows of tokens between buffers of one rank: taking them by index, adding them up in a fixed
+// order, and numbering them within their group.
 //
 // Leaves to others: which rows (jax_uccl/_src/moe/plan.py) and their way between ranks
 // (collectives). Pure: no thread, no allocation.
@@ -15,6 +15,10 @@ namespace uccl::moe {
 // The first entry that is not below `rows`, if there is one. -1 and every other negative number
 // means nothing.
 std::optional<size_t> FindOutside(std::span<const int32_t> index, size_t rows);
+
+// before[n] = how many entries before n are equal to keys[n]; -1 where that is negative. `seen` has
+// a place for each key, and holds how often it occurs in the end. No key may be outside of it.
+void CountBefore(std::span<const int32_t> keys, std::span<int32_t> seen, std::span<int32_t> before);
 
 // to[n] = from[index[n]]. Where the index is negative zeros with `fill`, otherwise what was there:
 // pages of a send buffer that nobody reads are not even made. No entry may be outside of `from`;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -34,6 +35,24 @@ TEST(Rows, FindOutsideNamesTheFirst) {
   EXPECT_EQ(FindOutside(index, 4), 4u);
   EXPECT_EQ(FindOutside(index, 0), 1u);
   EXPECT_EQ(FindOutside({}, 0), std::nullopt);
+}
+
+TEST(Rows, CountBeforeNumbersEachKey) {
+  std::mt19937 rng(3);
+  for (size_t size : {size_t{0}, size_t{1}, size_t{7}, size_t{300}}) {
+    constexpr size_t kKeys = 5;
+    std::vector<int32_t> keys(size), before(size + 1, 77), seen(kKeys, 99);
+    for (auto& key : keys) key = static_cast<int32_t>(rng() % (kKeys + 2)) - 2;
+    CountBefore(keys, seen, {before.data(), size});
+    for (size_t n = 0; n < size; ++n) {
+      const auto here = keys.begin() + static_cast<std::ptrdiff_t>(n);
+      const auto want = keys[n] < 0 ? -1 : std::count(keys.begin(), here, keys[n]);
+      EXPECT_EQ(before[n], want) << n;
+    }
+    EXPECT_EQ(before[size], 77);
+    for (size_t key = 0; key < kKeys; ++key)
+      EXPECT_EQ(seen[key], std::count(keys.begin(), keys.end(), static_cast<int32_t>(key)));
+  }
 }
 
 TEST(Rows, TakeCopiesRunsAndFillsGaps) {

@@ -1,8 +1,8 @@
-"""From everybody's choices to a handle: pure integer arithmetic in plain JAX.
+"""From everybody's choices to a handle: pure integer arithmetic.
 
 Every rank holds the choices of all ranks, so both ends of each slice work out its size alike, also where
-capacity runs out, and no further exchange is needed. Positions come from cumulative sums, since sorting is
-slow on CPU.
+capacity runs out, and no further exchange is needed. Positions come from cumulative sums and from
+`count_before`, since sorting is slow on CPU.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jax_uccl._src.moe.count_before import count_before
 from jax_uccl._src.moe.handle import Handle, Spec
 
 
@@ -23,6 +24,11 @@ def exclusive(counts: Any, axis: int = -1) -> Any:
 def owners(idx: Any, spec: Spec) -> Any:
     """The rank that serves each choice; -1 for none."""
     return jnp.where(idx >= 0, idx // spec.local_experts, -1)
+
+
+def _native(spec: Spec) -> bool:
+    """Whether custom calls may be used."""
+    return spec.implementation != "reference"
 
 
 def demand(idx_all: Any, spec: Spec) -> Any:
@@ -44,11 +50,13 @@ def drop(idx_all: Any, spec: Spec) -> Any:
     if spec.never_drops:
         return idx_all
     target = owners(idx_all, spec)
+    if spec.expert_major:  # a row for each choice
+        in_order = jnp.swapaxes(target, 0, 1)
+        place = count_before(in_order, spec.ranks, native=_native(spec))
+        return jnp.where(jnp.swapaxes(place, 0, 1) < spec.usable, idx_all, -1)
     kept = target < 0
     for d in range(spec.ranks):
-        wanted = (target == d).astype(np.int32)  # [n, T, K]
-        if not spec.expert_major:
-            wanted = wanted.max(-1, keepdims=True)
+        wanted = (target == d).astype(np.int32).max(-1, keepdims=True)  # [n, T, 1]
         in_order = jnp.swapaxes(wanted, 0, 1)
         place = jnp.cumsum(in_order.ravel(), dtype=np.int32).reshape(in_order.shape)
         fits = jnp.swapaxes(place, 0, 1) <= spec.usable
@@ -140,20 +148,15 @@ def _expert_rows(
     starts = exclusive(group_sizes)
     flat = recv_experts.reshape(-1)
     valid = flat >= 0
-    rows = jnp.full(flat.shape, -1, np.int32)
-    for e in range(spec.local_experts):
-        here = flat == e
-        rows = jnp.where(here, exclusive(here.astype(np.int32)) + starts[e], rows)
-    return_place = exclusive(valid.astype(np.int32))
+    before = count_before(flat, spec.local_experts, native=_native(spec))
+    rows = jnp.where(valid, before + starts[jnp.maximum(flat, 0)], -1)
+    return_place = count_before(jnp.where(valid, 0, -1), 1, native=_native(spec))
     packed = invert(return_place, valid, spec.return_rows)
 
     answer_counts = (my_target.reshape(-1, 1) == jnp.arange(spec.ranks)).sum(0, dtype=np.int32)
     answer_offsets = exclusive(answer_counts)
-    answers = jnp.full(my_target.shape, -1, np.int32)
-    for d in range(spec.ranks):
-        here = my_target == d
-        place = exclusive(here.ravel().astype(np.int32)).reshape(here.shape)
-        answers = jnp.where(here, place + answer_offsets[d], answers)
+    place = count_before(my_target, spec.ranks, native=_native(spec))
+    answers = jnp.where(my_target >= 0, place + answer_offsets[jnp.maximum(my_target, 0)], -1)
     return dict(
         choice_rows=rows.reshape(recv_experts.shape),
         row_choices=invert(rows, valid, spec.capacity),
