@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import subprocess
 import sys
 
@@ -19,7 +17,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_uccl
-from jax_uccl._src.flax import moe_core
 from jax_uccl.flax import Router, deepseek_v3, mixtral, qwen3
 from jax_uccl.flax import linen as uccl_linen
 from jax_uccl.flax import nnx as uccl_nnx
@@ -207,22 +204,6 @@ def test_linen_is_the_same_layer(mesh_of, name):
         variables["params"], x
     )
     assert_same((value, aux, grads), dense_value_and_grad(router, pure(other), x, target))
-
-
-def test_layers_and_their_options_have_the_same_fields():
-    # The options are defined once, in moe_core.Options; the layers repeat them for people who read signatures.
-    options = {f.name: f.default for f in dataclasses.fields(moe_core.Options)}
-    options |= {"axis_name": "expert", "router": dataclasses.MISSING}
-    linen = {f.name: f.default for f in dataclasses.fields(uccl_linen.MoE)}
-    assert {name: linen[name] for name in options} == options
-    parameters = inspect.signature(uccl_nnx.MoE.__init__).parameters
-    given = {name: p.default for name, p in parameters.items() if name not in ("self", "rngs")}
-    given = {
-        n: dataclasses.MISSING if d is inspect.Parameter.empty else d for n, d in given.items()
-    }
-    assert given == {n: d for n, d in linen.items() if n not in ("parent", "name")} | {
-        "features": dataclasses.MISSING
-    }
 
 
 def test_linen_inside_shard_map(mesh_of):

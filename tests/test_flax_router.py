@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +12,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_uccl
+from jax_uccl._src.flax import moe_core
 from jax_uccl.flax import Router, balance, deepseek_v3, mixtral, qwen3, route, updated_bias
+from jax_uccl.flax import linen as uccl_linen
+from jax_uccl.flax import nnx as uccl_nnx
 
 
 def softmax(x):
@@ -381,3 +387,19 @@ def test_bad_arguments():
         route(router, jnp.zeros((3, 4)), valid=jnp.ones(3))
     with pytest.raises(ValueError, match="no bias; set use_bias=True"):
         updated_bias(router, jnp.zeros(4), jnp.zeros(4))
+
+
+def test_layers_and_their_options_have_the_same_fields():
+    # The options are defined once, in moe_core.Options; the layers repeat them for people who read signatures.
+    options = {f.name: f.default for f in dataclasses.fields(moe_core.Options)}
+    options |= {"axis_name": "expert", "router": dataclasses.MISSING}
+    linen = {f.name: f.default for f in dataclasses.fields(uccl_linen.MoE)}
+    assert {name: linen[name] for name in options} == options
+    parameters = inspect.signature(uccl_nnx.MoE.__init__).parameters
+    given = {name: p.default for name, p in parameters.items() if name not in ("self", "rngs")}
+    given = {
+        n: dataclasses.MISSING if d is inspect.Parameter.empty else d for n, d in given.items()
+    }
+    assert given == {n: d for n, d in linen.items() if n not in ("parent", "name")} | {
+        "features": dataclasses.MISSING
+    }

@@ -105,7 +105,7 @@ def dispatch(
             handle=dataclasses.replace(result.handle, demand=result.handle.demand[None]),
         )
 
-    fields = dict.fromkeys(Dispatched.__dataclass_fields__, rows)
+    fields: dict[str, Any] = dict.fromkeys(Dispatched.__dataclass_fields__, rows)
     out = Dispatched(**(fields | {"tokens": _spec(parts), "scales": _spec(parts)}))
     mapped = jax.shard_map(
         local,
