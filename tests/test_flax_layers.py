@@ -21,7 +21,6 @@ from jax_uccl.flax import Router, deepseek_v3, mixtral, qwen3
 from jax_uccl.flax import linen as uccl_linen
 from jax_uccl.flax import nnx as uccl_nnx
 
-RNG = np.random.default_rng(0)
 pytestmark = pytest.mark.slow  # Most compile a layer and its gradients.
 
 
