@@ -140,3 +140,54 @@ def test_acceptance(layout, sizes) -> None:
         ACCEPTANCE, *layout, args=[str(v) for v in sizes], timeout=200, check=True
     )
     assert sum(result.value for result in results) == 5 * 4
+
+
+BYTES = """
+    import faulthandler
+    faulthandler.dump_traceback_later(100, exit=True)
+    import jax, jax.numpy as jnp, ml_dtypes, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    import jax_uccl
+    from jax_uccl import moe
+    from child_report import report
+
+    n, tokens, hidden, k, experts, calls = 4, 128, 1024, 6, 16, 5
+    mesh = Mesh(np.array(jax.devices()), ("e",))
+    idx = np.argsort(np.random.default_rng(0).random((n * tokens, experts)))[:, :k].astype(np.int32)
+
+    def place(value):
+        return jax.make_array_from_callback(value.shape, NamedSharding(mesh, P("e")), lambda i: value[i])
+
+    def sent():
+        return sum(peer["bytes_sent"] for peer in jax_uccl.stats()["shared_memory"].values())
+
+    arguments = place(np.ones((n * tokens, hidden), ml_dtypes.bfloat16)), place(idx)
+    found = {}
+    for name, options in dict(bf16={}, fp8=dict(quantize="fp8", dequantize=False)).items():
+        def layer(x, idx):
+            d = moe.dispatch(x, idx, num_experts=experts, axis_name="e", layout="expert_major", **options)
+            return d.tokens, d.handle.send_counts
+
+        f = jax.jit(jax.shard_map(layer, mesh=mesh, in_specs=P("e"), out_specs=P("e"), check_vma=False))
+        jax.block_until_ready(f(*arguments))
+        before = sent()
+        for _ in range(calls):
+            out = jax.block_until_ready(f(*arguments))
+        copies = np.asarray(out[1].addressable_shards[0].data)
+        copies = copies.sum() - copies[jax.process_index()]
+        found[name] = [int(sent() - before), int(calls * copies)]
+    report(found)
+    jax_uccl.shutdown()
+    jax.distributed.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_bytes_on_the_wire() -> None:
+    # Tokens times distinct remote ranks; beside them the choices, once to each rank.
+    for result in mp.run_processes(BYTES, 4, 1, timeout=120, check=True):
+        sent, copies = result.value["bf16"]
+        choices = 5 * 3 * 128 * 6 * 4
+        assert copies * 2048 <= sent - choices <= 1.05 * copies * 2048
+        fp8, same = result.value["fp8"]
+        assert same == copies and fp8 <= 0.55 * sent
