@@ -1,14 +1,14 @@
 """MoE dispatch and combine beside what is written with jax.lax today, in one run.
 
     python benchmarks/moe.py [--layouts 4x1,1x8] [--shapes 128x7168,4096x2048] [--peers uccl,padded-u16]
-        [--experts 64] [--top-k 8] [--rounds 5] [--json out.json]
+        [--skews 1] [--experts 64] [--top-k 8] [--rounds 5] [--json out.json]
 
 Peers, all bf16; a layout is processes x devices of each, a shape is tokens of each rank x hidden:
   uccl             rank-major, one row for each token and rank; weights applied before the way back
   uccl-ll          the same in low-latency mode
   uccl-fp8         the same with 8-bit tokens on the way out
-  uccl-expert      expert-major, one row for each choice, ordered sum; capacity 1.25 times the mean
-  uccl-per-rank    expert-major, each rank adds its own choices first; capacity 1.25 times the mean
+  uccl-expert      expert-major, one row for each choice, ordered sum; capacity 1.25 times the skewed mean
+  uccl-per-rank    expert-major, each rank adds its own choices first; the same capacity
   padded           GShard's exchange: one slot buffer for each expert through lax.all_to_all, sized to the largest
                    load so that nothing is dropped
   padded-u16       the same, rows shipped as uint16, which XLA:CPU does not widen
@@ -16,13 +16,15 @@ Peers, all bf16; a layout is processes x devices of each, a shape is tokens of e
   gather           lax.all_gather of tokens and choices, masks, lax.psum_scatter (no order, sums in bf16)
 
 A cell is the median time of one program, dispatch and combine with experts that change nothing, in milliseconds;
-the ratio is the peer's over that of uccl. Bytes are those that leave or enter a rank by construction, both ways.
+the ratio is the peer's over that of uccl. Bytes are those that leave or enter a rank by construction, both ways:
+of the mean rank, and of the hottest one. A skew of 4 gives the first rank four times the mean load.
 Peers take turns within one job, round after round.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pathlib
 import statistics
@@ -41,22 +43,32 @@ PEERS = (
 JOB_SECONDS = 1200
 
 
-def route(ranks: int, tokens: int, experts: int, top_k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Uniform choices and weights that add up to one; [ranks * tokens, top_k]."""
+def route(
+    ranks: int, tokens: int, experts: int, top_k: int, skew: float = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choices, the first rank's `skew` times the mean, and weights that add up to one; [ranks * tokens, top_k]."""
     rng = np.random.default_rng(0)
-    idx = np.argsort(rng.random((ranks * tokens, experts)), 1)[:, :top_k].astype(np.int32)
+    scores = rng.random((ranks * tokens, experts))
+    if skew > 1:
+        # So many tokens go to the first rank with all choices that it can hold.
+        local = experts // ranks
+        share = (skew - 1) * top_k / (ranks * min(top_k, local) - top_k)
+        scores[:, :local] -= rng.random((ranks * tokens, 1)) < share
+    idx = np.argsort(scores, 1)[:, :top_k].astype(np.int32)
     w = rng.random(idx.shape).astype(np.float32)
     return idx, w / w.sum(1, keepdims=True)
 
 
-def bytes_of(peer: str, idx: np.ndarray, plan: dict, hidden: int) -> float:
-    """Payload that a rank sends or gets, both ways, on average."""
+def bytes_of(
+    peer: str, idx: np.ndarray, plan: dict, hidden: int, reduce: Callable[..., Any] = np.mean
+) -> float:
+    """Payload that a rank sends or gets, both ways; `reduce` makes one number of those of all ranks."""
     n, experts = plan["ranks"], plan["experts"]
     tokens, local, k = idx.shape[0] // n, experts // n, idx.shape[1]
     target, source = idx // local, np.arange(idx.shape[0])[:, None] // tokens
     remote = target != source
-    copies = sum(((target == d) & remote).any(1).sum() for d in range(n)) / n
-    choices, row = remote.sum() / n, 2 * hidden
+    copies = reduce([((target == d) & remote).any(1).sum() for d in range(n)])
+    choices, row = reduce([((target == d) & remote).sum() for d in range(n)]), 2 * hidden
     largest = max(np.bincount(idx[r * tokens :][:tokens].ravel()).max() for r in range(n))
     share = (n - 1) / n
     return {
@@ -72,7 +84,7 @@ def bytes_of(peer: str, idx: np.ndarray, plan: dict, hidden: int) -> float:
     }[peer]
 
 
-def uccl_layer(peer: str, plan: dict, tokens: int) -> Callable[..., Any]:
+def uccl_layer(peer: str, plan: dict, tokens: int, skew: float) -> Callable[..., Any]:
     import jax.numpy as jnp
 
     from jax_uccl import moe
@@ -85,7 +97,7 @@ def uccl_layer(peer: str, plan: dict, tokens: int) -> Callable[..., Any]:
         options["quantize"] = "fp8"
     elif peer != "uccl":
         options["layout"] = "expert_major"
-        options["capacity"] = int(np.ceil(1.25 * tokens * plan["top_k"]))
+        options["capacity"] = int(np.ceil(1.25 * skew * tokens * plan["top_k"]))
         reduction = "per_rank" if peer == "uccl-per-rank" else "ordered"
 
     def layer(x: Any, idx: Any, w: Any) -> Any:
@@ -159,8 +171,8 @@ def child(plan: dict, out: str) -> None:
         return jax.make_array_from_callback(a.shape, NamedSharding(mesh, spec), lambda i: a[i])
 
     rows = []
-    for tokens, hidden in plan["shapes"]:
-        idx, w = route(plan["ranks"], tokens, plan["experts"], plan["top_k"])
+    for (tokens, hidden), skew in itertools.product(plan["shapes"], plan["skews"]):
+        idx, w = route(plan["ranks"], tokens, plan["experts"], plan["top_k"], skew)
         x = np.random.default_rng(1).standard_normal((idx.shape[0], hidden), np.float32)
         arguments = [put(np.asarray(x, jnp.bfloat16)), put(idx), put(w)]
         largest = max(
@@ -169,7 +181,7 @@ def child(plan: dict, out: str) -> None:
         functions = {}
         for peer in plan["peers"]:
             if peer.startswith("uccl"):
-                layer = uccl_layer(peer, plan, tokens)
+                layer = uccl_layer(peer, plan, tokens, skew)
             elif peer == "gather":
                 layer = gather_layer(plan)
             else:
@@ -194,8 +206,9 @@ def child(plan: dict, out: str) -> None:
                 if turn:
                     times[peer].append(time.perf_counter() - start)
         rows += [
-            dict(peer=p, tokens=tokens, hidden=hidden, times_s=t)
+            dict(peer=p, tokens=tokens, hidden=hidden, skew=skew, times_s=t)
             | dict(bytes=float(bytes_of(p, idx, plan, hidden)))
+            | dict(bytes_hottest=float(bytes_of(p, idx, plan, hidden, np.max)))
             for p, t in times.items()
         ]
     if jax.process_index() == 0:
@@ -212,6 +225,7 @@ def run_layout(layout: str, options: argparse.Namespace) -> list[dict]:
         experts=options.experts,
         top_k=options.top_k,
         shapes=[[int(v) for v in shape.split("x")] for shape in options.shapes.split(",")],
+        skews=[float(v) for v in options.skews.split(",")],
         peers=options.peers.split(","),
         rounds=options.rounds,
     )
@@ -226,16 +240,20 @@ def run_layout(layout: str, options: argparse.Namespace) -> list[dict]:
 
 
 def print_table(rows: list[dict]) -> None:
-    print(f"{'layout':8}{'shape':12}{'peer':15}{'ms':>9}{'best':>9}{'ratio':>7}{'MB':>8}")
+    print(
+        f"{'layout':8}{'shape':12}{'skew':>4} {'peer':15}{'ms':>9}{'best':>9}{'ratio':>7}{'MB':>8}{'hottest':>8}"
+    )
     for row in rows:
-        same = [r for r in rows if all(r[k] == row[k] for k in ("layout", "tokens", "hidden"))]
+        same = [
+            r for r in rows if all(r[k] == row[k] for k in ("layout", "tokens", "hidden", "skew"))
+        ]
         ours = [statistics.median(r["times_s"]) for r in same if r["peer"] == "uccl"]
         median = statistics.median(row["times_s"])
         ratio = f"{median / ours[0]:7.2f}" if ours else f"{'-':>7}"
         shape = f"{row['tokens']}x{row['hidden']}"
         print(
-            f"{row['layout']:8}{shape:12}{row['peer']:15}{median * 1e3:9.1f}"
-            f"{min(row['times_s']) * 1e3:9.1f}{ratio}{row['bytes'] / 1e6:8.1f}"
+            f"{row['layout']:8}{shape:12}{row['skew']:4g} {row['peer']:15}{median * 1e3:9.1f}"
+            f"{min(row['times_s']) * 1e3:9.1f}{ratio}{row['bytes'] / 1e6:8.1f}{row['bytes_hottest'] / 1e6:8.1f}"
         )
 
 
@@ -245,6 +263,7 @@ def main() -> None:
     parser.add_argument("--layouts", default="4x1,1x8", help="processes x devices of each")
     parser.add_argument("--shapes", default="128x7168,4096x2048", help="tokens of a rank x hidden")
     parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--skews", default="1", help="load of the first rank over the mean")
     parser.add_argument("--experts", type=int, default=64)
     parser.add_argument("--top-k", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
