@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -12,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_uccl
 from jax_uccl import moe
+from jax_uccl._src.moe import wire
 
 LAYOUTS = ["rank_major", "expert_major"]
 
@@ -103,6 +106,36 @@ def test_fp8_is_what_was_asked_for(layout, mesh_of):
                     values_[r, row].view(np.uint8), rounded[s, t].view(np.uint8)
                 )
                 np.testing.assert_array_equal(wide[r, row], each[s, t])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
+def test_wire_format_is_the_plain_one_to_the_bit(dtype):
+    # The native loops against quantize and dequantize, where XLA converts; magnitudes over many powers of ten.
+    rng = np.random.default_rng(20)
+    x = rng.normal(size=(64, 300)) * 10.0 ** rng.integers(-9, 4, (64, 300))
+    x[3], x[4, :7], x[5, 9] = 0, [448, -448, 1e-4, -1e-4, 2**-9, -(2**-10), -0.0], 3e4
+    x = jnp.asarray(x.astype(dtype))
+    for power_of_two in (False, True):
+        plain, native = (
+            jax.jit(partial(wire.encode, power_of_two=power_of_two, native=n))
+            for n in (False, True)
+        )
+        rows = np.asarray(native(x))
+        np.testing.assert_array_equal(rows, np.asarray(plain(x)))
+        each = jax.jit(jax.vmap(native))(x.reshape(4, 16, 300))
+        np.testing.assert_array_equal(np.asarray(each).reshape(rows.shape), rows)
+        for out in (dtype, np.float32):
+            plain, native = (
+                jax.jit(partial(wire.decode, hidden=300, dtype=out, native=n))
+                for n in (False, True)
+            )
+            got = np.asarray(native(rows))
+            assert got.dtype == out
+            np.testing.assert_array_equal(
+                got.view(np.uint8), np.asarray(plain(rows)).view(np.uint8)
+            )
+            each = jax.jit(jax.vmap(native, in_axes=1, out_axes=1))(rows.reshape(16, 4, -1))
+            np.testing.assert_array_equal(np.asarray(each).reshape(got.shape), got)
 
 
 def test_replicated_experts(mesh_of):

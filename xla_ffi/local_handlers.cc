@@ -1,5 +1,5 @@
-// Custom calls of one rank: a run-time check, and rows by index. All data is XLA's, and all work is
-// done before the call returns.
+// Custom calls of one rank: a run-time check, rows by index, and 8-bit floats. All data is XLA's,
+// and all work is done before the call returns.
 #include "xla_ffi/local_handlers.h"
 
 #include <cstring>
@@ -12,6 +12,7 @@
 
 #include "csrc/base/huge_pages.h"
 #include "csrc/base/status.h"
+#include "csrc/moe/fp8.h"
 #include "csrc/moe/rows.h"
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/status.h"
@@ -127,6 +128,42 @@ ffi::Error FoldRows(ffi::AnyBuffer x, ffi::AnyBuffer table, ffi::Result<ffi::Any
   return ffi::Error::Success();
 }
 
+ffi::Error EncodeFp8(ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y, int64_t power_of_two) {
+  constexpr std::string_view kOp = "encode_fp8";
+  const auto type = ToRowType(x.element_type());
+  if (!type) return Invalid(kOp, "the operand must be float32 or bfloat16");
+  const size_t hidden = RowBytes(x) / moe::RowTypeBytes(*type);
+  if (y->element_type() != ffi::DataType::U8 ||
+      y->size_bytes() != Rows(x) * moe::Fp8WireBytes(hidden)) {
+    return Invalid(kOp, "the result must be uint8, with the values and scales of each row");
+  }
+  moe::EncodeFp8(*type, static_cast<const std::byte*>(x.untyped_data()), Rows(x), hidden,
+                 power_of_two != 0, static_cast<std::byte*>(y->untyped_data()));
+  return ffi::Error::Success();
+}
+
+ffi::Error DecodeFp8(ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y) {
+  constexpr std::string_view kOp = "decode_fp8";
+  const auto type = ToRowType(y->element_type());
+  if (!type) return Invalid(kOp, "the result must be float32 or bfloat16");
+  const size_t hidden = RowBytes(*y) / moe::RowTypeBytes(*type);
+  if (x.element_type() != ffi::DataType::U8 ||
+      x.size_bytes() != Rows(*y) * moe::Fp8WireBytes(hidden)) {
+    return Invalid(kOp, "the operand must be uint8, with the values and scales of each row");
+  }
+  AdviseHugePages(y->untyped_data(), y->size_bytes());
+  moe::DecodeFp8(static_cast<const std::byte*>(x.untyped_data()), Rows(*y), hidden, *type,
+                 static_cast<std::byte*>(y->untyped_data()));
+  return ffi::Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER(
+    kEncodeFp8, EncodeFp8,
+    ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Attr<int64_t>("power_of_two"));
+
+XLA_FFI_DEFINE_HANDLER(kDecodeFp8, DecodeFp8,
+                       ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
+
 XLA_FFI_DEFINE_HANDLER(kRequire, Require,
                        ffi::Ffi::Bind()
                            .Arg<ffi::AnyBuffer>()
@@ -160,5 +197,7 @@ XLA_FFI_Error* UcclTakeRows(XLA_FFI_CallFrame* frame) { return uccl::xla_ffi::kT
 XLA_FFI_Error* UcclCountBefore(XLA_FFI_CallFrame* frame) {
   return uccl::xla_ffi::kCountBefore(frame);
 }
+XLA_FFI_Error* UcclEncodeFp8(XLA_FFI_CallFrame* frame) { return uccl::xla_ffi::kEncodeFp8(frame); }
+XLA_FFI_Error* UcclDecodeFp8(XLA_FFI_CallFrame* frame) { return uccl::xla_ffi::kDecodeFp8(frame); }
 XLA_FFI_Error* UcclFoldRows(XLA_FFI_CallFrame* frame) { return uccl::xla_ffi::kFoldRows(frame); }
 }

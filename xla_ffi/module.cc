@@ -70,6 +70,8 @@ nb::dict Registrations() {
   };
   local("jax_uccl_require", &UcclRequire);
   local("jax_uccl_count_before", &UcclCountBefore);
+  local("jax_uccl_encode_fp8", &UcclEncodeFp8);
+  local("jax_uccl_decode_fp8", &UcclDecodeFp8);
   local("jax_uccl_take_rows", &UcclTakeRows);
   local("jax_uccl_fold_rows", &UcclFoldRows);
   return all;

@@ -12,7 +12,7 @@ from jax import lax
 
 from jax_uccl._src import axes
 from jax_uccl._src.errors import UcclValueError
-from jax_uccl._src.moe import plan, registry, routing
+from jax_uccl._src.moe import plan, registry, routing, wire
 from jax_uccl._src.moe import quantize as fp8
 from jax_uccl._src.moe.handle import Dispatched, Handle, PendingDispatch, Spec
 from jax_uccl._src.moe.require import require
@@ -128,7 +128,7 @@ def dispatch(
         return _with(result, tokens=tokens)
     if how.dequantize:
         return _with(result, tokens=_rounded(x, result.handle, how, reduction))
-    rows = move(fp8.to_wire(*_quantize(x, how)), result.handle)
+    rows = move(_to_wire(x, how, spec), result.handle)
     tokens, scales = fp8.from_wire(rows, x.shape[1])
     return _with(result, tokens=tokens, scales=scales)
 
@@ -164,8 +164,8 @@ def dispatch_start(
         "dispatch_start leaves tokens as they travel; with quantize, leave dequantize out and call "
         "moe.dequantize on the result",
     )
-    wire = x if how is None else fp8.to_wire(*_quantize(x, how))
-    rows = registry.find(result.handle.spec.implementation).dispatch_start(wire, result.handle)
+    wire_rows = x if how is None else _to_wire(x, how, result.handle.spec)
+    rows = registry.find(result.handle.spec.implementation).dispatch_start(wire_rows, result.handle)
     return PendingDispatch(
         rows=rows, result=result, hidden=x.shape[1:], dtype=x.dtype, quantize=how
     )
@@ -416,15 +416,16 @@ def _check_quantize(x: Any, quantize: Any, scale_format: str, dequantize: bool) 
     return _Quantize(scale_format == "power_of_two", dequantize)
 
 
-def _quantize(x: Any, how: _Quantize) -> tuple[Any, Any]:
-    return fp8.quantize(x, power_of_two_scales=how.power_of_two)
+def _to_wire(x: Any, how: _Quantize, spec: Spec) -> Any:
+    """Tokens as they travel; natively where the implementation has custom calls."""
+    return wire.encode(x, power_of_two=how.power_of_two, native=spec.custom_calls)
 
 
 def _rounded(x: Any, handle: Handle, how: _Quantize, reduction: str) -> Any:
     """Tokens that travelled as 8-bit floats, in the dtype of `x`."""
-    move = registry.find(handle.spec.implementation).dispatch
-    rows = move(fp8.to_wire(*_quantize(x, how)), handle)
-    values = fp8.dequantize(*fp8.from_wire(rows, x.shape[1]), x.dtype)
+    spec = handle.spec
+    rows = registry.find(spec.implementation).dispatch(_to_wire(x, how, spec), handle)
+    values = wire.decode(rows, x.shape[1], x.dtype, native=spec.custom_calls)
     # Added to nothing, as in routing.gather_choices.
     return _unrounded_derivative(x + 0, values, handle, reduction)
 

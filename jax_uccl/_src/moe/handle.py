@@ -43,6 +43,11 @@ class Spec:
         return self.num_experts // self.ranks
 
     @property
+    def custom_calls(self) -> bool:
+        """Whether this library's local custom calls may be used; the reference is plain JAX."""
+        return self.implementation != "reference"
+
+    @property
     def expert_major(self) -> bool:
         """Whether received rows are grouped by expert, one for each choice."""
         return self.layout == "expert_major"

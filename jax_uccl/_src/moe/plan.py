@@ -26,11 +26,6 @@ def owners(idx: Any, spec: Spec) -> Any:
     return jnp.where(idx >= 0, idx // spec.local_experts, -1)
 
 
-def _native(spec: Spec) -> bool:
-    """Whether custom calls may be used."""
-    return spec.implementation != "reference"
-
-
 def demand(idx_all: Any, spec: Spec) -> Any:
     """int32 [ranks]: the smallest capacity with which each rank drops nothing. `idx_all` is [n, T, K]."""
     target = owners(idx_all, spec)
@@ -52,7 +47,7 @@ def drop(idx_all: Any, spec: Spec) -> Any:
     target = owners(idx_all, spec)
     if spec.expert_major:  # a row for each choice
         in_order = jnp.swapaxes(target, 0, 1)
-        place = count_before(in_order, spec.ranks, native=_native(spec))
+        place = count_before(in_order, spec.ranks, native=spec.custom_calls)
         return jnp.where(jnp.swapaxes(place, 0, 1) < spec.usable, idx_all, -1)
     kept = target < 0
     for d in range(spec.ranks):
@@ -148,14 +143,14 @@ def _expert_rows(
     starts = exclusive(group_sizes)
     flat = recv_experts.reshape(-1)
     valid = flat >= 0
-    before = count_before(flat, spec.local_experts, native=_native(spec))
+    before = count_before(flat, spec.local_experts, native=spec.custom_calls)
     rows = jnp.where(valid, before + starts[jnp.maximum(flat, 0)], -1)
-    return_place = count_before(jnp.where(valid, 0, -1), 1, native=_native(spec))
+    return_place = count_before(jnp.where(valid, 0, -1), 1, native=spec.custom_calls)
     packed = invert(return_place, valid, spec.return_rows)
 
     answer_counts = (my_target.reshape(-1, 1) == jnp.arange(spec.ranks)).sum(0, dtype=np.int32)
     answer_offsets = exclusive(answer_counts)
-    place = count_before(my_target, spec.ranks, native=_native(spec))
+    place = count_before(my_target, spec.ranks, native=spec.custom_calls)
     answers = jnp.where(my_target >= 0, place + answer_offsets[jnp.maximum(my_target, 0)], -1)
     return dict(
         choice_rows=rows.reshape(recv_experts.shape),
