@@ -79,7 +79,7 @@ ffi::Error NotPrepared(std::string_view op) {
 }
 
 ffi::Error TakeRows(cuda::Stream stream, ffi::AnyBuffer x, ffi::AnyBuffer index,
-                    ffi::Result<ffi::AnyBuffer> y) {
+                    ffi::Result<ffi::AnyBuffer> y, int64_t fill) {
   constexpr std::string_view kOp = "take_rows";
   if (index.element_type() != ffi::DataType::S32) return Invalid(kOp, "index must be int32");
   if (Rows(*y) != index.element_count() || x.element_type() != y->element_type() ||
@@ -96,7 +96,7 @@ ffi::Error TakeRows(cuda::Stream stream, ffi::AnyBuffer x, ffi::AnyBuffer index,
   p.to = static_cast<std::byte*>(y->untyped_data());
   p.to_rows = p.moves = Rows(*y);
   p.channels = p.from_stride = p.to_stride = RowBytes(*y);
-  p.fill_missing = true;
+  p.fill_missing = fill != 0;
   p.fault = &words->take.entry;
   return ToError(cuda::LaunchMoveRows(p, stream));
 }
@@ -145,7 +145,8 @@ XLA_FFI_DEFINE_HANDLER(kTakeRows, TakeRows,
                            .Ctx<ffi::PlatformStream<cuda::Stream>>()
                            .Arg<ffi::AnyBuffer>()
                            .Arg<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>(),
+                           .Ret<ffi::AnyBuffer>()
+                           .Attr<int64_t>("fill"),
                        {ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER(kFoldRows, FoldRows,
