@@ -162,11 +162,11 @@ struct Proxy::Impl final : Carrier {
       return FailProcess(peer, status);
     }
     const PutNote& note = decoded.value();
-    std::shared_ptr<Entry> entry;
-    {
+    std::shared_ptr<Entry> entry = LocalEntry(info.digest, note.destination);
+    if (entry == nullptr) {
       std::unique_lock lock(mutex);
       const RegionName name{info.digest, note.destination};
-      const auto it = by_name.find(name);
+      const auto it = by_name.find(name);  // it may have been registered since
       if (it != by_name.end()) {
         entry = it->second;
       } else if (!closed.contains(name)) {
