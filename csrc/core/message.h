@@ -68,7 +68,8 @@ struct Event {
   Status status;        // of kSendDone / kRecvDone / kFailed
   MessageInfo remote;   // of kMismatch, kRecvDone and kArrived: as the sender describes it
   std::string control;  // of kControl
-  uint64_t address = 0;  // of kRecvDone, where the message was lent instead of received (shm/link.h)
+  uint64_t address =
+      0;  // of kRecvDone, where the message was lent instead of received (shm/link.h)
 };
 
 }  // namespace uccl::core
