@@ -228,6 +228,7 @@ def test_vmap(mesh, inputs):
             np.testing.assert_allclose(pulled[:, b], 2 * want / at, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_vmap_over_the_named_axis(inputs):
     # No mesh at all: the ranks are a batch.
     x, idx, w = (a.reshape(N, T, -1) for a in inputs)
