@@ -9,7 +9,7 @@ _COPTS = ["-Wall", "-Wextra", "-ffp-contract=off", "-fvisibility=hidden"]
 _TESTS = ["**/*_test.cc"]
 _TESTING = ["**/testing/*.cc", "**/testing/*.h", "testing/*.cc", "testing/*.h"]
 
-def uccl_room(name, deps = [], testing_deps = [], visible_to = [], exclude = [], private_deps = []):
+def uccl_room(name, deps = [], testing_deps = [], visible_to = [], exclude = [], private_deps = [], tests_in_ci = True):
     """One room, the same globs as in tools/cmake/Rooms.cmake.
 
     Args:
@@ -19,6 +19,7 @@ def uccl_room(name, deps = [], testing_deps = [], visible_to = [], exclude = [],
       visible_to: packages that may include this room; this is what holds the arrows.
       exclude: sources that belong to another target of the package.
       private_deps: what only this room's own files need, such as vendor headers.
+      tests_in_ci: whether --config=ci runs the tests, which the stage "cc" has run before.
     """
     cc_library(
         name = name,
@@ -50,6 +51,7 @@ def uccl_room(name, deps = [], testing_deps = [], visible_to = [], exclude = [],
             # Tests run in the root of their copy of the tree.
             env = {"UCCL_SOURCE_ROOT": "."},
             linkstatic = True,
+            tags = [] if tests_in_ci else ["again"],
             deps = [":" + name, ":testing", "@local_env//:gtest"],
         )
     native.filegroup(
