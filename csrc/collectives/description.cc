@@ -4,20 +4,21 @@
 
 #include "csrc/base/hash.h"
 #include "csrc/collectives/algorithms/registry.h"
+#include "csrc/wire/little_endian.h"
 
 namespace uccl::coll {
 namespace {
 
 template <class T>
 void Put(T value, std::byte*& at) {
-  for (size_t i = 0; i < sizeof(T); ++i)
-    *at++ = static_cast<std::byte>(static_cast<uint64_t>(value) >> (8 * i));
+  wire::StoreLittleEndian(value, at);
+  at += sizeof(T);
 }
 template <class T>
 T Take(const std::byte*& at) {
-  uint64_t value = 0;
-  for (size_t i = 0; i < sizeof(T); ++i) value |= static_cast<uint64_t>(*at++) << (8 * i);
-  return static_cast<T>(value);
+  const T value = wire::LoadLittleEndian<T>(at);
+  at += sizeof(T);
+  return value;
 }
 
 constexpr unsigned kReductionBits = 3;

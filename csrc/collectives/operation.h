@@ -162,6 +162,7 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   void RunReductions(bool share);
   void RunIndependent(std::span<const Reduction> reductions, bool share);
   void RunPart(const Reduction& reduction, uint64_t begin, uint64_t end);
+  uint64_t Width(const Slice& slice) const;  // bytes of an element
   const Lent* FindLent(const Slice& slice) const;
   void ReturnLent();
   void CompleteLocals(std::unique_lock<std::mutex>& lock);

@@ -54,6 +54,10 @@ void Operation::RunReductions(bool share) {
   ReturnLent();
 }
 
+uint64_t Operation::Width(const Slice& slice) const {
+  return slice.wide ? kWideBytes : DTypeBytes(description_.dtype);
+}
+
 // The message that the slice is a part of, if it is still where it came from.
 const Operation::Lent* Operation::FindLent(const Slice& slice) const {
   if (slice.kind != BufferKind::kScratch) return nullptr;
@@ -85,8 +89,6 @@ void Operation::ReturnLent() {
 
 // Reductions none of which reads what another one writes: cut into parts that any thread may take.
 void Operation::RunIndependent(std::span<const Reduction> reductions, bool share) {
-  const size_t element = DTypeBytes(description_.dtype);
-  const auto width = [&](const Slice& s) { return s.wide ? kWideBytes : element; };
   const auto touched = [](const Reduction& r) {
     return r.to[0].bytes * (r.from.size() + r.to.size());
   };
@@ -101,11 +103,12 @@ void Operation::RunIndependent(std::span<const Reduction> reductions, bool share
   };
   std::vector<Part> parts;
   for (const Reduction& r : reductions) {
-    const uint64_t count = r.to[0].bytes / width(r.to[0]);
+    const uint64_t count = r.to[0].bytes / Width(r.to[0]);
     const uint64_t pieces =
         threads == 1 ? 1 : std::max<uint64_t>(1, threads * kPartsPerThread * touched(r) / bytes);
     // Whole pages, so that no two threads write the same line.
-    const uint64_t unit = kPageBytes / element, units = (count + unit - 1) / unit;
+    const uint64_t unit = kPageBytes / DTypeBytes(description_.dtype),
+                   units = (count + unit - 1) / unit;
     for (uint64_t i = 0; i < pieces; ++i) {
       parts.push_back({&r, std::min(count, units * i / pieces * unit),
                        std::min(count, units * (i + 1) / pieces * unit)});
@@ -118,7 +121,6 @@ void Operation::RunIndependent(std::span<const Reduction> reductions, bool share
 // Elements [begin, end) of a reduction. What is lent passes through a buffer that stays in the
 // cache.
 void Operation::RunPart(const Reduction& reduction, uint64_t begin, uint64_t end) {
-  const size_t element = DTypeBytes(description_.dtype);
   std::vector<const Lent*> lent;
   uint64_t lenders = 0;
   for (const Slice& s : reduction.from) {
@@ -127,7 +129,8 @@ void Operation::RunPart(const Reduction& reduction, uint64_t begin, uint64_t end
   }
   const uint64_t room = lenders == 0 ? 0 : std::max(kBounceBytes / lenders, kPageBytes);
   const uint64_t block =
-      lenders == 0 ? end - begin : room / std::max<uint64_t>(element, kWideBytes);
+      lenders == 0 ? end - begin
+                   : room / std::max<uint64_t>(DTypeBytes(description_.dtype), kWideBytes);
   const ScratchPool::Buffer bounce =
       lenders == 0 ? ScratchPool::Buffer() : host_->scratch().Take(lenders * room);
   std::vector<WideInput> from(reduction.from.size());
@@ -137,7 +140,7 @@ void Operation::RunPart(const Reduction& reduction, uint64_t begin, uint64_t end
     std::byte* free = bounce.data();
     for (size_t i = 0; i < from.size(); ++i) {
       const Slice& s = reduction.from[i];
-      const uint64_t width = s.wide ? kWideBytes : element;
+      const uint64_t width = Width(s);
       if (lent[i] == nullptr) {
         from[i] = {Address(s) + at * width, s.wide};
         continue;
@@ -157,7 +160,7 @@ void Operation::RunPart(const Reduction& reduction, uint64_t begin, uint64_t end
     }
     for (size_t i = 0; i < to.size(); ++i) {
       const Slice& s = reduction.to[i];
-      to[i] = {Address(s) + at * (s.wide ? kWideBytes : element), s.wide};
+      to[i] = {Address(s) + at * Width(s), s.wide};
     }
     ReduceWide(description_.dtype, description_.reduction, from, to, count);
   }

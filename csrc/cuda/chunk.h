@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "csrc/cuda/element.h"
 #include "csrc/cuda/float_formats.h"
 #include "csrc/cuda/memory.h"
 
@@ -39,6 +40,21 @@ struct FloatCodec {
   UCCL_HOST_DEVICE static float Decode(Bits bits) { return BitsAs<float>(bits); }
   UCCL_HOST_DEVICE static Bits Encode(float f) { return BitsAs<uint32_t>(OneNan(f)); }
 };
+// Calls visit.template operator()<Codec>() with that of a float of at most 4 bytes; false for other
+// elements.
+template <class Visit>
+bool WithFloatCodec(Element element, const Visit& visit) {
+  switch (element) {
+    case Element::kF16:
+      return visit.template operator()<HalfCodec>(), true;
+    case Element::kBF16:
+      return visit.template operator()<BFloat16Codec>(), true;
+    case Element::kF32:
+      return visit.template operator()<FloatCodec>(), true;
+    default:
+      return false;
+  }
+}
 // Bytes that nobody looks into.
 struct ByteCodec {
   static constexpr bool kIsFloat = false;

@@ -40,31 +40,13 @@ UCCL_HOST_DEVICE void FoldRows(Group& group, const FoldRowsParams& p) {
   }
 }
 
-namespace internal {
-
-template <class Visit>
-bool WithFloatCodec(Element element, const Visit& visit) {
-  switch (element) {
-    case Element::kF16:
-      return visit.template operator()<HalfCodec>(), true;
-    case Element::kBF16:
-      return visit.template operator()<BFloat16Codec>(), true;
-    case Element::kF32:
-      return visit.template operator()<FloatCodec>(), true;
-    default:
-      return false;
-  }
-}
-
-}  // namespace internal
-
 // Calls visit.template operator()<From, To>() with the parameters' codecs; false if there is none.
 template <class Visit>
 bool WithFoldCodecs(const FoldRowsParams& p, const Visit& visit) {
   bool found = false;
-  internal::WithFloatCodec(p.from_element, [&]<class From>() {
-    found = internal::WithFloatCodec(p.to_element,
-                                     [&]<class To>() { visit.template operator()<From, To>(); });
+  WithFloatCodec(p.from_element, [&]<class From>() {
+    found =
+        WithFloatCodec(p.to_element, [&]<class To>() { visit.template operator()<From, To>(); });
   });
   return found;
 }

@@ -6,8 +6,6 @@
 namespace uccl::cuda {
 namespace {
 
-constexpr uint32_t kWarp = 32;
-
 __global__ void __launch_bounds__(kWarp) IssueKernel(IssueParams p) {
   fifo::BlockGroup group;
   Issue(group, p);

@@ -12,7 +12,7 @@
 
 namespace uccl::cuda {
 
-inline constexpr uint32_t kThreads = 256;
+inline constexpr uint32_t kThreads = 256, kWarp = 32;
 
 // Where `what` failed: CUDA's own words.
 inline Status FromCuda(cudaError_t error, const char* what) {

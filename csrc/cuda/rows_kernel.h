@@ -129,16 +129,7 @@ UCCL_HOST_DEVICE void MoveRows(Group& group, const MoveRowsParams& p) {
 template <class Visit>
 bool WithRowCodec(const MoveRowsParams& p, const Visit& visit) {
   if (p.cast == RowCast::kNone) return visit.template operator()<ByteCodec>(), true;
-  switch (p.element) {
-    case Element::kF16:
-      return visit.template operator()<HalfCodec>(), true;
-    case Element::kBF16:
-      return visit.template operator()<BFloat16Codec>(), true;
-    case Element::kF32:
-      return visit.template operator()<FloatCodec>(), true;
-    default:
-      return false;
-  }
+  return WithFloatCodec(p.element, visit);
 }
 
 }  // namespace uccl::cuda

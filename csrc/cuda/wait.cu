@@ -7,8 +7,6 @@
 namespace uccl::cuda {
 namespace {
 
-constexpr uint32_t kWarp = 32;
-
 __global__ void __launch_bounds__(kWarp) WaitKernel(WaitParams p) {
   fifo::BlockGroup group;
   Wait(group, p);

@@ -2,15 +2,14 @@
 #include "csrc/proxy/proxy_thread.h"
 
 #include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <string>
-#include <system_error>
 #include <utility>
+
+#include "csrc/base/quiet_thread.h"
 
 namespace uccl::proxy {
 namespace {
@@ -61,27 +60,10 @@ ProxyThread::ProxyThread(Carrier* carrier, const ThreadLimits& limits, bool firs
     : carrier_(carrier), limits_(limits), first_(first), spin_(limits.spin), nap_(limits.nap) {}
 
 Status ProxyThread::Start(int cpu) {
-  // As the engine threads: signals are for others.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  Status status;
-  try {
-    thread_ = std::thread([this] { Run(); });
-  } catch (const std::system_error& error) {
-    status = Status::Error(StatusCode::kResourceExhausted,
-                           std::string("cannot start a proxy thread: ") + error.what());
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (!status.ok() || cpu < 0) return status;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
-  const int error = pthread_setaffinity_np(thread_.native_handle(), sizeof(set), &set);
-  if (error == 0) return status;
-  return Status::Error(StatusCode::kInvalidArgument,
-                       "setting proxy_cpus: the system refuses to bind a proxy thread to CPU " +
-                           std::to_string(cpu) + ": " + std::generic_category().message(error));
+  Result<std::thread> thread = StartQuietThread("a proxy thread", [this] { Run(); });
+  if (!thread.ok()) return thread.status();
+  thread_ = std::move(thread.value());
+  return cpu < 0 ? Status::Ok() : BindThread(&thread_, cpu, "proxy_cpus", "a proxy thread");
 }
 
 void ProxyThread::Stop() {

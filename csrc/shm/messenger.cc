@@ -2,16 +2,15 @@
 #include "csrc/shm/messenger.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <optional>
-#include <system_error>
 #include <utility>
 
+#include "csrc/base/quiet_thread.h"
 #include "csrc/shm/doorbell.h"
 
 namespace uccl::shm {
@@ -135,19 +134,10 @@ Status Messenger::Connect(ProcessId self, const std::vector<std::string>& addres
   served_ = std::move(served);
   connected_.store(true, std::memory_order_release);
   if (served_.empty()) return Status::Ok();
-  // As the engine threads: signals are for others.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  Status status;
-  try {
-    thread_ = std::thread([this] { Loop(); });
-  } catch (const std::system_error& error) {
-    status = Status::Error(StatusCode::kResourceExhausted,
-                           std::string("cannot start the shared-memory thread: ") + error.what());
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return status;
+  Result<std::thread> thread = StartQuietThread("the shared-memory thread", [this] { Loop(); });
+  if (!thread.ok()) return thread.status();
+  thread_ = std::move(thread.value());
+  return Status::Ok();
 }
 
 void Messenger::Send(ProcessId peer, const core::MessageInfo& info, Bytes data, uint64_t token) {
