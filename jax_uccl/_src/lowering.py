@@ -205,6 +205,11 @@ def emit_collective(
     return list(outputs[: len(result_types)])
 
 
+def plain(function: Any) -> Any:
+    """The lowering of an operation's meaning in plain JAX, a function of one result."""
+    return compat.mlir.lower_fun(function, multiple_results=False)
+
+
 def local_call(
     ctx: Any,
     kind: str,

@@ -367,7 +367,7 @@ define.register(
     broadcast_any_p,
     "pbroadcast",
     abstract_eval=_broadcast_any_eval,
-    lower=compat.mlir.lower_fun(_broadcast_by_bits, multiple_results=False),
+    lower=lowering.plain(_broadcast_by_bits),
     batch=_batch_broadcast_any,
 )
 compat.ad.primitive_jvps[broadcast_any_p] = _broadcast_any_jvp

@@ -62,6 +62,6 @@ def _batch(axis_data: Any, operands: Any, dims: Any, *, size: int) -> Any:
 
 count_before_p.def_impl(jax.jit(_count, static_argnames=("size",)))
 count_before_p.def_abstract_eval(_abstract_eval)
-compat.mlir.register_lowering(count_before_p, compat.mlir.lower_fun(_count, multiple_results=False))
+compat.mlir.register_lowering(count_before_p, lowering.plain(_count))
 compat.mlir.register_lowering(count_before_p, _lower, platform="cpu")
 compat.define_batching(count_before_p, _batch)

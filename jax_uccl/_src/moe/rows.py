@@ -90,7 +90,7 @@ def _transpose(
 def _lower_take(ctx: Any, x: Any, index: Any, table: Any, **params: Any) -> Any:
     aval = ctx.avals_in[0]
     if 0 in aval.shape or 0 in ctx.avals_out[0].shape or lowering.is_packed(aval.dtype):
-        return _plain(_take)(ctx, x, index, table, **params)
+        return lowering.plain(_take)(ctx, x, index, table, **params)
     attributes = dict(fill=np.int64(params["fill"]))
     return lowering.local_call(ctx, "take_rows", [x, index], attributes)
 
@@ -99,7 +99,7 @@ def _lower_fold(ctx: Any, y: Any, index: Any, table: Any, **params: Any) -> Any:
     (aval, *_), (out,) = ctx.avals_in, ctx.avals_out
     native = {aval.dtype, out.dtype} <= {np.dtype(np.float32), np.dtype(jnp.bfloat16)}
     if not native or 0 in aval.shape or 0 in out.shape:
-        return _plain(_fold)(ctx, y, index, table, **params)
+        return lowering.plain(_fold)(ctx, y, index, table, **params)
     return lowering.local_call(ctx, "fold_rows", [y, table])
 
 
@@ -107,21 +107,16 @@ def _where_built(native: Any, function: Any) -> Any:
     """The rule for CUDA: native handlers if this process has them, else plain JAX."""
 
     def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
-        rule = native if cuda_module.available() else _plain(function)
+        rule = native if cuda_module.available() else lowering.plain(function)
         return rule(ctx, *operands, **params)
 
     return lower
 
 
-def _plain(function: Any) -> Any:
-    """The lowering of the meaning in plain JAX."""
-    return compat.mlir.lower_fun(function, multiple_results=False)
-
-
 def _register(primitive: Any, other: Any, function: Any, size_from: str, native: Any) -> None:
     primitive.def_impl(jax.jit(function, static_argnames=("dtype", "fill")))
     primitive.def_abstract_eval(partial(_abstract_eval, size_from=size_from))
-    compat.mlir.register_lowering(primitive, _plain(function))
+    compat.mlir.register_lowering(primitive, lowering.plain(function))
     compat.mlir.register_lowering(primitive, native, platform="cpu")
     compat.mlir.register_lowering(primitive, _where_built(native, function), platform="cuda")
     compat.define_batching(primitive, partial(_batch, primitive))

@@ -68,19 +68,14 @@ def _is_native(dtype: Any, *shapes: Any) -> bool:
 def _lower_encode(ctx: Any, x: Any, *, power_of_two: bool) -> Any:
     aval = ctx.avals_in[0]
     if not _is_native(aval.dtype, aval.shape):
-        return _plain(_encode)(ctx, x, power_of_two=power_of_two)
+        return lowering.plain(_encode)(ctx, x, power_of_two=power_of_two)
     return lowering.local_call(ctx, "encode_fp8", [x], dict(power_of_two=np.int64(power_of_two)))
 
 
 def _lower_decode(ctx: Any, rows: Any, *, hidden: int, dtype: Any) -> Any:
     if not _is_native(dtype, ctx.avals_in[0].shape, ctx.avals_out[0].shape):
-        return _plain(_decode)(ctx, rows, hidden=hidden, dtype=dtype)
+        return lowering.plain(_decode)(ctx, rows, hidden=hidden, dtype=dtype)
     return lowering.local_call(ctx, "decode_fp8", [rows])
-
-
-def _plain(function: Any) -> Any:
-    """The lowering of the meaning in plain JAX."""
-    return compat.mlir.lower_fun(function, multiple_results=False)
 
 
 def _register(primitive: Any, function: Any, abstract_eval: Any, lower_on_cpu: Any) -> None:
@@ -92,7 +87,7 @@ def _register(primitive: Any, function: Any, abstract_eval: Any, lower_on_cpu: A
     static = ("power_of_two",) if primitive is encode_p else ("hidden", "dtype")
     primitive.def_impl(jax.jit(function, static_argnames=static))
     primitive.def_abstract_eval(abstract_eval)
-    compat.mlir.register_lowering(primitive, _plain(function))
+    compat.mlir.register_lowering(primitive, lowering.plain(function))
     compat.mlir.register_lowering(primitive, lower_on_cpu, platform="cpu")
     compat.define_batching(primitive, batch)
 
