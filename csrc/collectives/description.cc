@@ -3,20 +3,20 @@
 #include "csrc/collectives/description.h"
 
 #include "csrc/base/hash.h"
+#include "csrc/base/little_endian.h"
 #include "csrc/collectives/algorithms/registry.h"
-#include "csrc/wire/little_endian.h"
 
 namespace uccl::coll {
 namespace {
 
 template <class T>
 void Put(T value, std::byte*& at) {
-  wire::StoreLittleEndian(value, at);
+  StoreLittleEndian(value, at);
   at += sizeof(T);
 }
 template <class T>
 T Take(const std::byte*& at) {
-  const T value = wire::LoadLittleEndian<T>(at);
+  const T value = LoadLittleEndian<T>(at);
   at += sizeof(T);
   return value;
 }

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "csrc/wire/little_endian.h"
+#include "csrc/base/little_endian.h"
 #include "csrc/wire/packet.h"
 
 namespace uccl::sim {
@@ -58,7 +58,7 @@ void CreditChecker::OnEagerSent(Nanos now, Book* book, Bytes head) {
 // `bytes` of those that need credit.
 void CreditChecker::OnSequencedSent(Nanos now, Book* book, Bytes head, size_t bytes) {
   if (!limits_.receiver_driven) return;
-  const auto psn = wire::LoadLittleEndian<uint32_t>(head.data() + kPsnOffset);
+  const auto psn = LoadLittleEndian<uint32_t>(head.data() + kPsnOffset);
   if (book->sent_any && static_cast<int32_t>(psn - book->newest_psn) <= 0) return;
   book->sent_any = true;
   book->newest_psn = psn;

@@ -19,7 +19,7 @@
 #include <array>
 #include <cstddef>
 
-#include "csrc/wire/little_endian.h"
+#include "csrc/base/little_endian.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "csrc/base/little_endian.h"
 #include "csrc/wire/crc32c.h"
-#include "csrc/wire/little_endian.h"
 
 namespace uccl::wire {
 namespace {

@@ -6,8 +6,8 @@
 #include <random>
 #include <vector>
 
+#include "csrc/base/little_endian.h"
 #include "csrc/wire/crc32c.h"
-#include "csrc/wire/little_endian.h"
 #include "csrc/wire/packet.h"
 #include "csrc/wire/testing/any_packet.h"
 

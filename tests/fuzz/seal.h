@@ -3,9 +3,9 @@
 
 #include <span>
 
+#include "csrc/base/little_endian.h"
 #include "csrc/base/types.h"
 #include "csrc/wire/crc32c.h"
-#include "csrc/wire/little_endian.h"
 #include "csrc/wire/packet.h"
 
 namespace uccl::fuzz {
@@ -15,7 +15,7 @@ inline void Seal(std::span<std::byte> datagram) {
   constexpr size_t kCrcOffset = wire::kHeaderBytes - 4;
   const uint32_t crc = wire::ExtendCrc32c(wire::ExtendCrc32c(0, datagram.first(kCrcOffset)),
                                           datagram.subspan(wire::kHeaderBytes));
-  wire::StoreLittleEndian(crc, datagram.data() + kCrcOffset);
+  StoreLittleEndian(crc, datagram.data() + kCrcOffset);
 }
 
 }  // namespace uccl::fuzz

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace uccl::wire {
+namespace uccl {
 
 template <std::unsigned_integral T>
 T LoadLittleEndian(const std::byte* from) {
@@ -34,4 +34,4 @@ void StoreLittleEndian(T value, std::byte* to) {
   }
 }
 
-}  // namespace uccl::wire
+}  // namespace uccl
