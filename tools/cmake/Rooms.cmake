@@ -47,16 +47,37 @@ else()
   set(_library_options)
   set(_test_options -O1)
 endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  set(_ccache_with_header -fpch-preprocess)  # else ccache refuses what includes a precompiled header
+endif()
+list(APPEND _test_options ${_ccache_with_header})
+
+# What many files include; only a sanitized build precompiles it, so that the others still find a file that forgets
+# one of these. A fifth of a sanitized build's time is saved.
+set(_precompiled)
+if(JAX_UCCL_SANITIZE)
+  list(APPEND _library_options ${_ccache_with_header})
+  set(_precompiled <algorithm> <array> <atomic> <chrono> <condition_variable> <cstring> <functional> <map> <memory>
+      <mutex> <optional> <random> <set> <span> <string> <string_view> <thread> <unordered_map> <utility> <vector>)
+endif()
+
+# A target with no code but a precompiled header. It serves only where options and settings are equal.
+function(_uccl_header target options position_independent)
+  file(CONFIGURE OUTPUT ${target}.cc CONTENT "// Carries a precompiled header.\n")
+  add_library(${target} OBJECT "${CMAKE_CURRENT_BINARY_DIR}/${target}.cc")
+  target_compile_options(${target} PRIVATE ${options})
+  target_link_libraries(${target} PRIVATE uccl_flags)
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ${position_independent})
+  target_precompile_headers(${target} PRIVATE ${ARGN})
+endfunction()
 
 if(JAX_UCCL_BUILD_TESTS)
-  # Half of the time to compile a small test is GoogleTest's header.
-  file(CONFIGURE OUTPUT test_header.cc CONTENT "// Carries the precompiled header of the tests.\n")
-  add_library(uccl_test_header OBJECT "${CMAKE_CURRENT_BINARY_DIR}/test_header.cc")
-  target_compile_options(uccl_test_header PRIVATE ${_test_options})
-  target_link_libraries(uccl_test_header PRIVATE uccl_flags GTest::gtest_main)
-  # As the tests, which are no libraries: a precompiled header serves only where these settings are equal.
-  set_target_properties(uccl_test_header PROPERTIES POSITION_INDEPENDENT_CODE OFF)
-  target_precompile_headers(uccl_test_header PRIVATE <gtest/gtest.h>)
+  # Half of the time to compile a small test is GoogleTest's header. Tests are no libraries.
+  _uccl_header(uccl_test_header "${_test_options}" OFF <gtest/gtest.h> ${_precompiled})
+  target_link_libraries(uccl_test_header PRIVATE GTest::gtest_main)
+endif()
+if(_precompiled)
+  _uccl_header(uccl_library_header "${_library_options}" ON ${_precompiled})
 endif()
 
 function(_uccl_library target sources links includes)
@@ -72,6 +93,9 @@ function(_uccl_library target sources links includes)
     add_library(${target} STATIC ${sources})
     target_compile_options(${target} PRIVATE ${_library_options})
     target_link_libraries(${target} PUBLIC uccl_flags ${links})
+    if(_precompiled)
+      target_precompile_headers(${target} REUSE_FROM uccl_library_header)
+    endif()
     if(includes)
       target_include_directories(${target} SYSTEM PUBLIC ${includes})
     endif()
