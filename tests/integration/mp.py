@@ -22,6 +22,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -124,6 +125,14 @@ def run_processes(
     if check and outcome.exit_code != 0:
         raise ProcessesFailed(" ".join(capture.notes), results)
     return results
+
+
+def environment_alone() -> dict[str, str]:
+    """This process's environment for a child that chooses its number of devices itself."""
+    flags = re.sub(
+        r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", "")
+    )
+    return {**os.environ, "XLA_FLAGS": flags.strip()}
 
 
 def format_results(results: Sequence[Result]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -23,9 +22,8 @@ WARM = ["--temperature", 0.5]
 
 
 def run_alone(*arguments, program=SERVE, check=True):
-    # The test session's own device count must not reach it.
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     command = [sys.executable, str(program), *map(str, arguments)]
+    env = mp.environment_alone()
     return subprocess.run(
         command, env=env, check=check, timeout=250, capture_output=True, text=True
     )
