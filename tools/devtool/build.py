@@ -17,8 +17,8 @@ def _configure(folder: Path, environment: Environment, options: dict[str, str]) 
     cmake = environment.tool("cmake")
     if not (folder / "build.ninja").exists():
         shutil.rmtree(folder, ignore_errors=True)  # the rest of a failed configuration
-    if shutil.which("ccache"):
-        options = {**options, "CMAKE_CXX_COMPILER_LAUNCHER": "ccache"}
+    if ccache := system.ccache():
+        options = {**options, "CMAKE_CXX_COMPILER_LAUNCHER": ccache}
     defines = [f"-D{name}={value}" for name, value in options.items()]
     ninja = environment.tool("ninja")
     command: Words = [
@@ -37,7 +37,8 @@ def _configure(folder: Path, environment: Environment, options: dict[str, str]) 
 def _compile(folder: Path, environment: Environment, *targets: str) -> None:
     command: Words = [environment.tool("cmake"), "--build", folder, f"-j{JOBS}", "--target"]
     command += targets or ("all",)
-    run(command, env=environment.env())
+    # Else ccache would not cache what includes a precompiled header; nothing here reads __TIME__.
+    run(command, env=environment.env(CCACHE_SLOPPINESS="pch_defines,time_macros"))
 
 
 def build_module(

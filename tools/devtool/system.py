@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections.abc import Sequence
@@ -46,3 +47,11 @@ def bazel() -> str | None:
         # Bazel's tests take GoogleTest from the same package as CMake's.
         apt_install(["bazel-bootstrap", "libgtest-dev"], "Bazel")
     return shutil.which("bazel")
+
+
+@functools.cache
+def ccache() -> str | None:
+    """The compiler cache, which lets the wheels reuse the rooms' objects; None where it cannot be had."""
+    if not shutil.which("ccache"):
+        apt_install(["ccache"], "a compiler cache")
+    return shutil.which("ccache")

@@ -163,7 +163,11 @@ def run_wheel(environment: Environment) -> Counts:
     with tempfile.TemporaryDirectory(prefix="uccl-wheel-") as scratch:
         target = Path(scratch) / "site"
         pip: Words = [environment.python, "-m", "pip", "install", "-qq"]
-        run([*pip, "--disable-pip-version-check", "--no-deps", "--target", target, ROOT])
+        # With the options of ./dev build the compiler cache knows the rooms, whose objects depend on no Python.
+        env = child_env({"CMAKE_ARGS": "-DJAX_UCCL_WERROR=ON"})
+        if ccache := system.ccache():
+            env["CMAKE_CXX_COMPILER_LAUNCHER"] = ccache
+        run([*pip, "--disable-pip-version-check", "--no-deps", "--target", target, ROOT], env=env)
         stray = [
             str(p.relative_to(target))
             for p in (target / "jax_uccl").rglob("*")
