@@ -24,3 +24,4 @@ from jax_uccl._src.moe.layout import Layout as Layout
 from jax_uccl._src.moe.layout import layout as layout
 from jax_uccl._src.moe.quantize import dequantize as dequantize
 from jax_uccl._src.moe.quantize import quantize as quantize
+from jax_uccl._src.moe.relay import Relay as Relay

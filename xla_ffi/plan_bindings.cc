@@ -60,6 +60,12 @@ nb::tuple ReadTuning(const std::string& path) {
   return nb::make_tuple(nb::none(), values, coll::DigestOf(params.value()));
 }
 
+std::vector<int32_t> ProcessHosts(const std::string& hosts) {
+  const Result<std::vector<int32_t>> parsed = coll::ParseHosts(hosts);
+  if (!parsed.ok()) throw nb::value_error(parsed.status().detail.c_str());
+  return parsed.value();
+}
+
 // An operation as Python names it. Throws ValueError for what does not exist: these functions are
 // called with names from the tables above.
 struct Operation {
@@ -80,9 +86,7 @@ Operation MakeOperation(const std::string& collective, const std::string& dtype,
   if (op.request.dtype == coll::DType::kInvalid)
     throw nb::value_error(("no element type is named " + dtype).c_str());
   op.request.elements = elements;
-  const Result<std::vector<int32_t>> parsed = coll::ParseHosts(hosts);
-  if (!parsed.ok()) throw nb::value_error(parsed.status().detail.c_str());
-  op.request.hosts = parsed.value();
+  op.request.hosts = ProcessHosts(hosts);
   if (processes.empty()) throw nb::value_error("a group needs a rank");
   for (int32_t process : processes) {
     op.group.push_back({static_cast<int64_t>(op.group.size()), static_cast<ProcessId>(process)});
@@ -132,6 +136,8 @@ void DefinePlans(nb::module_& m) {
   m.def("cheapest_algorithm", &CheapestAlgorithm, nb::arg("collective"), nb::arg("dtype"),
         nb::arg("elements"), nb::arg("processes"), nb::arg("hosts"), nb::arg("params"),
         "The name of the one that would be chosen.");
+  m.def("process_hosts", &ProcessHosts, nb::arg("hosts"),
+        "The host of each process, as the setting processes_per_host has them; empty for \"\".");
 }
 
 }  // namespace uccl::xla_ffi

@@ -103,6 +103,14 @@ def ensure_started() -> None:
         _start({})
 
 
+def setting(name: str) -> Any:
+    """A setting in use, or while nothing is started the one of the environment. Starts nothing."""
+    with _lock:
+        if _state is not _State.IDLE:
+            return _settings[name]
+    return _resolve({})[name]
+
+
 def init(config: Config | None = None, **settings: Any) -> None:
     """Starts the runtime and waits until all processes of the job have found each other.
 

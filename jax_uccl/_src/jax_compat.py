@@ -16,6 +16,7 @@ from jax._src import core as _core
 from jax._src import custom_partitioning_sharding_rule as _partitioning_rules
 from jax._src import distributed as _distributed
 from jax._src import effects as _effects
+from jax._src import mesh as _mesh
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import pxla as _pxla
@@ -307,6 +308,24 @@ def backend_devices(platform: str) -> tuple[Any, list[Any]] | None:
         return None
     client = _xla_bridge.backends().get(platform)
     return None if client is None else (client, list(client.devices()))
+
+
+def mesh_processes() -> tuple[tuple[Any, ...], Any] | None:
+    """(axis names, the process of each device of the mesh) that is traced under; None where devices are unknown.
+
+    Known are those that jax.set_mesh gave, and for a mesh of all devices their default order.
+    """
+    shape = jax.sharding.get_abstract_mesh().shape
+    concrete = _mesh.get_concrete_mesh()
+    if concrete is not None and not concrete.empty and dict(concrete.shape) == dict(shape):
+        devices = concrete.devices
+    elif _xla_bridge.backends_are_initialized() and jax.device_count() == np.prod(
+        [*shape.values()]
+    ):
+        devices = np.array(jax.devices()).reshape([*shape.values()])
+    else:
+        return None
+    return tuple(shape), np.vectorize(lambda d: d.process_index, otypes=[np.int64])(devices)
 
 
 # --- processes --------------------------------------------------------------------------------------

@@ -191,3 +191,94 @@ def test_bytes_on_the_wire() -> None:
         assert copies * 2048 <= sent - choices <= 1.05 * copies * 2048
         fp8, same = result.value["fp8"]
         assert same == copies and fp8 <= 0.55 * sent
+
+
+TWO_LEVEL = """
+    import faulthandler
+    faulthandler.dump_traceback_later(200, exit=True)
+    import jax, jax.numpy as jnp, ml_dtypes, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    import jax_uccl
+    from jax_uccl import moe
+    from child_report import report
+
+    n, tokens, hidden, k, experts = 4, 128, 1024, 6, 16
+    me, processes = jax.process_index(), jax.process_count()
+    here = me // (processes // 2)  # two hosts, with one half of the processes on each
+    mesh = Mesh(np.array(jax.devices()), ("e",))
+    rng = np.random.default_rng(0)
+    idx = np.argsort(rng.random((n * tokens, experts)))[:, :k].astype(np.int32)
+    idx[rng.random(idx.shape) < 0.2] = -1
+    idx[tokens : 2 * tokens] = -1  # rank 1 has no tokens
+    x = rng.normal(size=(n * tokens, hidden)).astype(ml_dtypes.bfloat16)
+    w = rng.random(idx.shape).astype(np.float32)
+
+    def place(value):
+        return jax.make_array_from_callback(value.shape, NamedSharding(mesh, P("e")), lambda i: value[i])
+
+    def mapped(f):
+        return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("e"), out_specs=P("e"), check_vma=False))
+
+    def left():
+        "Payload for processes of the other host."
+        peers = jax_uccl.stats()["shared_memory"]
+        assert len(peers) == processes - 1
+        return sum(s["bytes_sent"] for p, s in peers.items() if int(p) // (processes // 2) != here)
+
+    def bytes_of(f, *arguments):
+        jax.block_until_ready(f(*arguments))
+        before = left()
+        jax.block_until_ready(f(*arguments))
+        return left() - before
+
+    def send(hosts, x, idx):
+        return moe.dispatch(x, idx, num_experts=experts, axis_name="e", layout="expert_major", hosts=hosts)
+
+    # One exchange of the choices, and as much again for each dispatch.
+    choices = bytes_of(mapped(lambda i: jax_uccl.all_gather(i, "e")), place(idx))
+    sent = {}
+    for name, hosts in dict(two=None, one=1).items():
+        f = mapped(lambda x, i: send(hosts, x, i).tokens)
+        sent[name] = bytes_of(f, place(x), place(idx)) - choices
+
+    def layer(hosts, x, idx, w):
+        def loss(x, w):
+            d = moe.dispatch(x, idx, w, num_experts=experts, axis_name="e", hosts=hosts)
+            y = (d.tokens.astype(np.float32) * d.weights.sum(-1, keepdims=True)).astype(x.dtype)
+            out = moe.combine(y, d.handle)
+            chosen.append(d.handle.spec.hosts)
+            return (out.astype(np.float32) ** 2).sum(), (d.tokens, out)
+        (_, results), grads = jax.value_and_grad(loss, (0, 1), has_aux=True)(x, w)
+        return results, grads
+
+    chosen = []
+    results = [mapped(lambda *a: layer(hosts, *a))(place(x), place(idx), place(w)) for hosts in (None, 1)]
+    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+        for p, q in zip(a.addressable_shards, b.addressable_shards, strict=True):
+            np.testing.assert_array_equal(np.asarray(p.data), np.asarray(q.data))
+            assert np.isfinite(np.asarray(p.data, np.float32)).all()
+
+    # What has to cross: of this host's tokens each one with an expert on the other host, or each such rank.
+    target = np.where(idx >= 0, idx // (experts // n), -1)
+    away = [r for r in range(n) if r // 2 != here]
+    own = [r for r in range(n) if r * processes // n == me]
+    rows = [slice(r * tokens, (r + 1) * tokens) for r in own]
+    hosts = sum(int(np.isin(target[s], away).any(1).sum()) for s in rows)
+    ranks = sum(int((target[s] == r).any(1).sum()) for s in rows for r in away)
+    report([sent["two"], hosts * hidden * 2, sent["one"], ranks * hidden * 2, list(map(list, chosen))])
+    jax_uccl.shutdown()
+    jax.distributed.shutdown()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "devices"), [(4, 1), (2, 2)])
+def test_a_token_crosses_to_a_host_once(processes: int, devices: int) -> None:
+    env = {"JAX_UCCL_PROCESSES_PER_HOST": f"{processes // 2},{processes // 2}"}
+    results = mp.run_processes(TWO_LEVEL, processes, devices, env=env, timeout=240, check=True)
+    for result in results:
+        two, to_hosts, one, to_ranks, chosen = result.value
+        assert chosen == [[0, 0, 1, 1], []]
+        assert to_hosts <= two <= 1.05 * to_hosts
+        assert to_ranks <= one <= 1.05 * to_ranks
+    assert sum(r.value[1] for r in results) < 0.7 * sum(r.value[3] for r in results)

@@ -12,7 +12,8 @@ from jax import lax
 
 from jax_uccl._src import axes
 from jax_uccl._src.errors import UcclValueError
-from jax_uccl._src.moe import plan, registry, routing, wire
+from jax_uccl._src.moe import hosts as hosts_of
+from jax_uccl._src.moe import plan, registry, relay, routing, wire
 from jax_uccl._src.moe import quantize as fp8
 from jax_uccl._src.moe.handle import Dispatched, Handle, PendingDispatch, Spec
 from jax_uccl._src.moe.require import require
@@ -48,6 +49,7 @@ def dispatch(
     stats: bool = False,
     wait_times: bool = False,
     reduction: str = "ordered",
+    hosts: Any = None,
     implementation: str | None = None,
 ) -> Dispatched:
     """Sends each token to the ranks that hold its experts, once to each rank.
@@ -87,6 +89,10 @@ def dispatch(
       stats: return `Stats`.
       wait_times: not available: only a native implementation can measure them.
       reduction: how gradients of `x` are added, see `combine`.
+      hosts: which ranks share a host, for a dispatch in two levels: a token travels once to each host, and is
+        forwarded there to its ranks. A number divides the ranks into so many equal blocks, a list names the host
+        of each rank, 1 means one level. Default: as the setting `processes_per_host` has it, in throughput mode
+        with top_k > 1. Results are the same to the bit.
       implementation: "ragged" (default; CPU), "reference" (plain jax.lax, any backend).
 
     Returns:
@@ -100,9 +106,9 @@ def dispatch(
       UnsupportedError: an option that this implementation lacks.
       NameError: `axis_name` is not bound.
 
-    Cost: two steps, or one in low-latency mode. Each rank gets (ranks - 1) * T * K * 8 bytes of choices and
-      one row for each token and remote rank that holds one of its experts. `jax.vmap` with one routing runs one
-      operation, with a batch of routings one for each.
+    Cost: two steps, three in two levels, or one in low-latency mode. Each rank gets (ranks - 1) * T * K * 8
+      bytes of choices and one row for each token and remote rank that holds one of its experts. `jax.vmap` with
+      one routing runs one operation, with a batch of routings one for each.
 
     Source: DeepEP's dispatch; UCCL-EP, arXiv 2512.19849.
 
@@ -224,6 +230,7 @@ def _prepare(
     stats: bool,
     wait_times: bool,
     reduction: str,
+    hosts: Any,
     implementation: Any,
 ) -> tuple[Any, Dispatched, _Quantize | None]:
     """Checks arguments and does all but move tokens."""
@@ -255,6 +262,8 @@ def _prepare(
                 "moe.dispatch: the handle is a routing; topk_idx, logical_to_physical, rank_mask and "
                 "stats belong to the dispatch that made it"
             )
+        if hosts is not None and isinstance(handle, Handle):
+            given["hosts"] = hosts_of.given(hosts, handle.spec.ranks)
         return x, _again(routing.check_handle(handle, x, given), topk_weights), how
     if topk_idx is None or axis_name is None:
         raise UcclValueError("moe.dispatch: needs topk_idx and axis_name, or a handle")
@@ -265,7 +274,7 @@ def _prepare(
             f"moe.dispatch: x has {x.shape[0]} tokens, topk_idx is for {idx.shape[0]}"
         )
     weights = _check_weights(topk_weights, idx.shape)
-    spec = _make_spec(idx.shape, given)
+    spec = _make_spec(idx.shape, given, hosts)
     routing.refuse(
         on_overflow == "error" and not registry.find(spec.implementation).run_time_errors,
         f"implementation={spec.implementation!r} has no run-time errors; use on_overflow='drop' and "
@@ -278,10 +287,24 @@ def _prepare(
     )
 
 
-def _make_spec(shape: tuple[int, int], given: dict[str, Any]) -> Spec:
+def _make_spec(shape: tuple[int, int], given: dict[str, Any], hosts: Any) -> Spec:
     """The options with their defaults, checked."""
     names = given["axis_name"]
     alignment = given["expert_alignment"]
+    mode, implementation = (
+        given["mode"] or "throughput",
+        given["implementation"] or registry.DEFAULT,
+    )
+    two_levels = mode == "throughput" and registry.find(implementation).two_levels
+    if hosts is not None:
+        chosen = hosts_of.given(hosts, axes.axis_size(names))
+        routing.refuse(
+            bool(chosen) and not two_levels,
+            f"mode={mode!r} with implementation={implementation!r} sends rows straight to their ranks; leave "
+            "hosts out",
+        )
+    else:
+        chosen = hosts_of.found(names, shape[1]) if two_levels else ()
     return routing.make_spec(
         names=names,
         num_experts=routing.check_experts(given["num_experts"], names, "dispatch"),
@@ -290,8 +313,9 @@ def _make_spec(shape: tuple[int, int], given: dict[str, Any]) -> Spec:
         layout=given["layout"] or "rank_major",
         capacity=given["capacity"],
         expert_alignment=1 if alignment is None else int(alignment),
-        mode=given["mode"] or "throughput",
-        implementation=given["implementation"] or registry.DEFAULT,
+        mode=mode,
+        implementation=implementation,
+        hosts=chosen,
     )
 
 
@@ -341,6 +365,8 @@ def _route(
         )
     served = plan.drop(idx_all, spec)
     made = plan.make_handle(idx, served, me, demand[me], spec)
+    if spec.two_level:
+        made = relay.add_relay(made, served, me)
     result = _result(made, weights_all)
     if stats:
         result = _with(result, stats=routing.make_stats(idx_all, served, me, spec))

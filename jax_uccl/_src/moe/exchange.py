@@ -1,6 +1,7 @@
 """The halves of dispatch and combine over this library's collectives: what leaves, and what is made of it.
 
     dispatch: pack copies by target rank | ragged_all_to_all (or padded all_to_all) | arrange by expert
+              or in two levels: pack by host | ragged_all_to_all | pack by rank | ragged_all_to_all | arrange
     combine:  pack rows by owner, or sum those of one copy | ragged_all_to_all | sum in top-k order
 
 The sizes of all slices are in the handle, so a combine needs one step and a dispatch one more, in which the
@@ -32,9 +33,22 @@ def dispatch_start(x: Any, handle: Handle, fill: bool = True) -> Any:
         index = jnp.where(index >= 0, index // spec.top_k, -1)
         packed = rows_of.take(x, index, handle.slots)
         return all_to_all(packed, spec.axis_name, 0, 0, tiled=True)
+    if spec.two_level:
+        return _by_gateways(x, handle, fill)
     packed = rows_of.take(x, handle.send_tokens, handle.send_rows, fill=False)
     ends = _sent(handle) + _received(handle)
     return exchange(packed, spec.copy_rows, ends, spec.axis_name, fill=fill)
+
+
+def _by_gateways(x: Any, handle: Handle, fill: bool) -> Any:
+    """The copies, in two levels (relay.py)."""
+    spec, relay = handle.spec, handle.relay
+    packed = rows_of.take(x, relay.hop_tokens, relay.hop_rows, fill=False)
+    ends = [relay.hop_offsets, relay.hop_counts, relay.relay_offsets, relay.relay_counts]
+    relayed = exchange(packed, spec.relay_rows, ends, spec.axis_name, fill=False)
+    onward = rows_of.take(relayed, relay.onward_sources, relay.onward_rows, fill=False)
+    ends = [relay.onward_offsets, relay.onward_counts, relay.land_offsets, relay.land_counts]
+    return exchange(onward, spec.copy_rows, ends, spec.axis_name, fill=fill)
 
 
 def _sent(handle: Handle) -> list[Any]:

@@ -7,6 +7,7 @@ about it lives outside the program. Indices count rows of these buffers (sizes i
                -> copies [copy_rows], by source rank, then token: the rank-major result
                -> expert-major result [capacity], by local expert, then copy; each group begins at a multiple
                   of the alignment
+               (in two levels by way of the ranks of other hosts, see relay.py)
     and back, one row for each choice: return buffer [return_rows], by owner, token, choice
                -> answers [tokens * top_k], by answering rank, token, choice
 """
@@ -36,6 +37,7 @@ class Spec:
     expert_alignment: int
     mode: str
     implementation: str
+    hosts: tuple[int, ...] = ()  # of each rank; a dispatch goes in two levels where there are any
 
     @property
     def local_experts(self) -> int:
@@ -46,6 +48,11 @@ class Spec:
     def custom_calls(self) -> bool:
         """Whether this library's local custom calls may be used; the reference is plain JAX."""
         return self.implementation != "reference"
+
+    @property
+    def two_level(self) -> bool:
+        """Whether a token goes once to each host, and is forwarded there."""
+        return bool(self.hosts)
 
     @property
     def expert_major(self) -> bool:
@@ -78,6 +85,23 @@ class Spec:
     def send_rows(self) -> int:
         """Copies that leave a rank at most."""
         return self.tokens * min(self.top_k, self.ranks)
+
+    @property
+    def hop_rows(self) -> int:
+        """Copies that leave a rank in the first of two levels at most."""
+        return self.tokens * min(self.top_k, max(self.hosts) + 1)
+
+    @property
+    def relay_rows(self) -> int:
+        """Copies that a gateway gets at most."""
+        smallest = min(self.hosts.count(host) for host in self.hosts)
+        return self.tokens * -(-self.ranks // smallest)
+
+    @property
+    def onward_rows(self) -> int:
+        """Copies that a gateway sends on at most."""
+        largest = max(self.hosts.count(host) for host in self.hosts)
+        return self.relay_rows * min(self.top_k, largest)
 
     @property
     def copy_rows(self) -> int:
@@ -116,6 +140,7 @@ class Handle:
       return_counts: [n] rows of the return buffer for each rank.
       answer_counts: [n] answers from each rank.
       answer_rows: [T, K] the answer to each choice.
+      relay: `Relay`, the way of the copies in two levels; None where they go straight to their ranks.
       demand: [] the smallest capacity with which this rank would have dropped nothing.
       spec: static sizes and options.
     """
@@ -137,6 +162,7 @@ class Handle:
     return_counts: Any
     answer_counts: Any
     answer_rows: Any
+    relay: Any
     demand: Any
     spec: Spec = dataclasses.field(metadata=dict(static=True))
 

@@ -69,12 +69,16 @@ def invert(places: Any, valid: Any, size: int) -> Any:
     return start.at[places].set(index, mode="drop", unique_indices=True)
 
 
+def goes_to(idx_all: Any, spec: Spec) -> Any:
+    """int32 [n, T, d]: 1 where a copy of the token goes to rank d."""
+    ranks = jnp.arange(spec.ranks, dtype=np.int32)
+    return (owners(idx_all, spec)[..., None] == ranks).any(2).astype(np.int32)
+
+
 def make_handle(idx: Any, idx_all: Any, me: Any, demand: Any, spec: Spec) -> Handle:
     """The handle of rank `me` for its choices [T, K] and those [n, T, K] of all ranks that are served."""
     target = owners(idx_all, spec)
-    ranks = jnp.arange(spec.ranks, dtype=np.int32)
-    # [n, T, d]: whether a copy of the token goes to rank d.
-    goes = (target[..., None] == ranks).any(2).astype(np.int32)
+    goes = goes_to(idx_all, spec)
     counts = goes.sum(1, dtype=np.int32)  # [source, target]
     lands = exclusive(counts, axis=0)
 
@@ -111,6 +115,7 @@ def make_handle(idx: Any, idx_all: Any, me: Any, demand: Any, spec: Spec) -> Han
         recv_sources=recv_sources,
         recv_experts=recv_experts,
         **_expert_rows(target, my_target, me, recv_experts, spec),
+        relay=None,
         demand=demand,
         spec=spec,
     )

@@ -32,6 +32,8 @@ class Implementation(NamedTuple):
     combine_done: Callable[[Any, Handle, bool, Any], Any]
     # Whether a fault found at run time can be raised as an error.
     run_time_errors: bool
+    # Whether rows may go by way of another rank of the target's host.
+    two_levels: bool
 
 
 _REFERENCE = Implementation(
@@ -45,6 +47,7 @@ _REFERENCE = Implementation(
     combine_start=_reference.combine_start,
     combine_done=lambda rows, handle, per_choice, dtype: _reference.add(rows, dtype),
     run_time_errors=False,
+    two_levels=False,
 )
 
 _RAGGED = Implementation(
@@ -56,6 +59,7 @@ _RAGGED = Implementation(
     combine_start=exchange.combine_start,
     combine_done=exchange.combine_done,
     run_time_errors=True,
+    two_levels=True,
 )
 
 # A string says what a named implementation lacks.

@@ -53,6 +53,7 @@ def make_spec(
     expert_alignment: int,
     mode: str,
     implementation: str,
+    hosts: tuple[int, ...],
 ) -> Spec:
     """The static part of a routing, or an error that says what does not fit."""
     for name, value, allowed in (("layout", layout, LAYOUTS), ("mode", mode, MODES)):
@@ -71,6 +72,7 @@ def make_spec(
         expert_alignment=expert_alignment,
         mode=mode,
         implementation=implementation,
+        hosts=hosts,
     )
     wanted = spec.worst_case if capacity is None else int(capacity)
     if wanted < spec.reserved or wanted < 0:
