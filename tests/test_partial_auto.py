@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_uccl
+from jax_uccl import moe
 
 NATIVE = re.compile(
     r" (all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
@@ -116,6 +117,78 @@ def test_two_automatic_axes(mesh_of):
     got = _checked(jax.shard_map(f, mesh=mesh, **specs), x)
     want = jax.jit(jax.shard_map(f, mesh=alone, **specs))(operand())
     np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+def _moe_layer(x, idx, w, factor, **options):
+    d = moe.dispatch(x, idx, w, num_experts=8, axis_name="b", **options)
+    gate = d.weights if d.weights.ndim == 1 else d.weights.sum(1)
+    y = d.tokens**2 * gate[:, None] * factor
+    return moe.combine(y, d.handle)
+
+
+def _moe_inputs(tokens=20, hidden=12):
+    rng = np.random.default_rng(0)
+    idx = np.argsort(rng.random((tokens, 8)))[:, :3].astype(np.int32)
+    idx[rng.random(idx.shape) < 0.2] = -1
+    x = rng.normal(size=(tokens, hidden)).astype(np.float32)
+    return x, idx, rng.random((tokens, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(layout="rank_major"),
+        dict(layout="expert_major", capacity=12, on_overflow="drop"),
+        dict(layout="expert_major", mode="low_latency"),
+        dict(layout="rank_major", hosts=2),
+    ],
+    ids=["rank_major", "expert_major", "low_latency", "two_level"],
+)
+def test_moe_divides_the_width_of_rows(options, mesh_of):
+    """A call on one rank's rows is divided as well, forward and backward; numbering looks at whole arrays."""
+    mesh, alone = mesh_of((2, 4), ("a", "b")), mesh_of((4,), ("b",))
+    x, idx, w = _moe_inputs()
+
+    def program(m):
+        specs = (P("b"), P("b"), P("b"), P())
+        layer = partial(_moe_layer, **options)
+        return jax.shard_map(
+            layer, mesh=m, in_specs=specs, out_specs=P("b"), axis_names={"b"}, check_vma=False
+        )
+
+    put = lambda v, spec: jax.device_put(v, NamedSharding(mesh, spec))  # noqa: E731
+    wide = P("b", "a")
+    factor = np.arange(12, dtype=np.float32)
+    placed = [put(x, wide), put(idx, P("b")), put(w, P("b")), put(factor, P("a"))]
+    got = _checked(program(mesh), *placed)
+    want = jax.jit(program(alone))(x, idx, w, factor)
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+    assert got.sharding.is_equivalent_to(NamedSharding(mesh, wide), 2)
+
+    def pull(m):
+        return lambda x, idx, w, factor, ct: jax.vjp(lambda x: program(m)(x, idx, w, factor), x)[1](
+            ct
+        )[0]
+
+    ct = np.cos(np.asarray(want))
+    back = jax.jit(pull(alone))(x, idx, w, factor, ct)
+    got = _checked(pull(mesh), *placed, put(ct, wide))
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(back))
+
+
+@pytest.mark.parametrize("spec", [P("b", "a"), P(("b", "a"))])
+def test_moe_is_right_where_rows_are_gathered(spec, mesh_of):
+    """8-bit rows want all of their channels, and a divided leading dimension all tokens."""
+    mesh, alone = mesh_of((2, 4), ("a", "b")), mesh_of((4,), ("b",))
+    x, idx, w = _moe_inputs(24, 256)
+
+    def program(m):
+        layer = partial(_moe_layer, factor=1.0, quantize="fp8", on_overflow="error", capacity=30)
+        specs = dict(in_specs=P("b"), out_specs=P("b"), axis_names={"b"}, check_vma=False)
+        return jax.jit(jax.shard_map(layer, mesh=m, **specs))
+
+    got = program(mesh)(jax.device_put(x, NamedSharding(mesh, spec)), idx, w)
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(program(alone)(x, idx, w)))
 
 
 def test_text_is_the_same_every_time(mesh_of):

@@ -68,7 +68,7 @@ def register() -> None:
     handlers = _uccl.registrations()
     for name, stages in handlers.items():
         jax.ffi.register_ffi_target(name, stages, platform=_PLATFORM)
-    for kind in partitioning.KINDS:
+    for kind in [*partitioning.KINDS, *partitioning.LOCAL_KINDS]:
         stages = _uccl.registrations()[target(kind)]
         jax.ffi.register_ffi_target(partitioning.auto_target(kind), stages, platform=_PLATFORM)
     partitioning.register()

@@ -185,7 +185,7 @@ def emit_collective(
     target, rule = ffi_targets.target(kind), None
     if frozenset(axis_context.manual_axes) != frozenset(mesh.axis_names):
         _check_partial_auto(label, ordered)
-        if known:
+        if _leaves_axes(ctx):
             target = partitioning.auto_target(kind)
             rule = partitioning.sharding_rule(kind, [v.type for v in operands], results)
     outputs = compat.custom_call(
@@ -205,6 +205,16 @@ def emit_collective(
     return list(outputs[: len(result_types)])
 
 
+def _leaves_axes(ctx: Any) -> bool:
+    """Whether this is inside a shard_map that leaves mesh axes automatic, in a program for known devices."""
+    axis_context = ctx.module_context.axis_context
+    if not compat.is_mesh_context(axis_context) or compat.lowered_for_export(ctx):
+        return False
+    mesh = axis_context.mesh
+    known = isinstance(mesh, jax.sharding.Mesh)
+    return known and frozenset(axis_context.manual_axes) != frozenset(mesh.axis_names)
+
+
 def plain(function: Any) -> Any:
     """The lowering of an operation's meaning in plain JAX, a function of one result."""
     return compat.mlir.lower_fun(function, multiple_results=False)
@@ -221,8 +231,13 @@ def local_call(
     results = [
         tensor_type(aval.shape, compat.mlir.dtype_to_ir_type(aval.dtype)) for aval in ctx.avals_out
     ]
+    target, rule = ffi_targets.target(kind), None
+    if _leaves_axes(ctx) and compat.uses_shardy() and "cpu" in ctx.module_context.platforms:
+        target = partitioning.auto_target(kind)
+        rule = partitioning.sharding_rule(kind, [v.type for v in operands], results)
     outputs = compat.custom_call(
-        ffi_targets.target(kind),
+        target,
+        sharding_rule=rule,
         result_types=results,
         operands=list(operands),
         attributes=attributes or {},

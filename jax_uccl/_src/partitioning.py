@@ -24,6 +24,9 @@ Dims = tuple[int | None, ...]
 KINDS = (
     "all_reduce all_to_all all_gather reduce_scatter permute broadcast barrier ragged_all_to_all"
 ).split()
+# Calls on one rank's data. An automatic axis that divides the width of rows divides these calls as well; the 8-bit
+# ones want whole rows, since a scale belongs to 128 channels, and numbering and checking look at everything.
+LOCAL_KINDS = "take_rows fold_rows count_before require encode_fp8 decode_fp8".split()
 
 
 def auto_target(kind: str) -> str:
@@ -42,7 +45,27 @@ def dims_of(
     def rows(rank: int) -> Dims:
         return (None, *range(rank - 1)) if rank else ()
 
-    if kind == "all_gather":
+    def apart(rank: int) -> Dims:
+        return (rank_of_rows, *range(rank - 1)) if rank else ()
+
+    def whole(rank: int) -> Dims:
+        return (None,) * rank
+
+    # A number above those of all other dimensions.
+    rank_of_rows = max([*operands, *results])
+    if kind in ("take_rows", "fold_rows"):
+        # Rows of the result are those of the index or table, and any row of the operand may go into one.
+        ins, outs = (
+            [rows(operands[0]), (rank_of_rows, *whole(operands[1] - 1))],
+            [apart(results[0])],
+        )
+    elif kind in ("encode_fp8", "decode_fp8"):
+        ins, outs = [(0, *whole(operands[0] - 1))], [(0, *whole(results[0] - 1))]
+    elif kind == "count_before":
+        ins, outs = [whole(r) for r in operands], [whole(r) for r in results]
+    elif kind == "require":
+        ins, outs = [plain(operands[0]), whole(operands[1])], [plain(results[0])]
+    elif kind == "all_gather":
         ins, outs = [plain(r) for r in operands], [rows(r) for r in results]
     elif kind == "reduce_scatter":
         ins, outs = [rows(r) for r in operands], [plain(r) for r in results]
@@ -87,6 +110,6 @@ def _partition(
 
 def register() -> None:
     """Tells XLA how the calls are divided; once, at import."""
-    for kind in KINDS:
+    for kind in [*KINDS, *LOCAL_KINDS]:
         rule = partial(_partition, kind)
         jax_partitioner.register_partitioner(auto_target(kind), f"jax_uccl_{kind}", rule)
