@@ -374,6 +374,19 @@ def test_init_connects_to_the_others(native, job):
     assert len(native.calls) == 2
 
 
+def test_init_warns_of_more_threads_than_cpus(native, job, monkeypatch, caplog):
+    # jax#34896: one CPU for each task throttles everything.
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {5, 7})
+    job.peer_arrives(1)
+    jax_uccl.init(engines=2)
+    assert not caplog.records
+    jax_uccl.shutdown()
+    job.peer_arrives(2, session="0000000000000008")
+    jax_uccl.init(engines=3)
+    (record,) = caplog.records
+    assert "engines=3 threads, but this process may use 2 CPU(s)" in record.getMessage()
+
+
 def test_init_after_shutdown_uses_the_next_number(native, job):
     job.peer_arrives(1)
     jax_uccl.init()

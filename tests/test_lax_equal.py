@@ -223,6 +223,35 @@ def test_use_takes_over_a_source_known_at_run_time(mesh_of):
 # --- several slices for each member -----------------------------------------------------------------
 
 
+def test_ragged_gradient_where_a_member_sends_nothing(mesh_of):
+    """Receive offsets [0, 2, 2], sizes [2, 0, 3], 8 rows: a published gradient of this was wrong."""
+    sizes = np.array([[2, 2, 2], [0, 0, 0], [3, 3, 3]])
+    assert jax_uccl.ragged_offsets(sizes, 0)[3].tolist() == [2, 0, 3]
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 9, 2)).astype(np.float32)
+    out, ct = (rng.normal(size=(3, 8, 2)).astype(np.float32) for _ in range(2))
+
+    def body(x, out, ct):
+        o = jax_uccl.ragged_offsets(sizes, jax.lax.axis_index("x"))
+
+        def f(x, out):
+            return jax_uccl.ragged_all_to_all(x[0], out[0], *o, axis_name="x")[None]
+
+        y, pull = jax.vjp(f, x, out)
+        return y, *pull(ct)
+
+    specs = dict(mesh=mesh_of((3,), ("x",)), in_specs=P("x"), out_specs=P("x"))
+    y, dx, into = jax.jit(jax.shard_map(body, **specs))(x, out, ct)
+    starts = np.cumsum(sizes, 1) - sizes
+    for t in range(3):
+        want = np.concatenate([x[0, starts[0, t] :][:2], x[2, starts[2, t] :][:3], out[t, 5:]])
+        np.testing.assert_array_equal(y[t], want)
+        np.testing.assert_array_equal(into[t], np.concatenate([np.zeros((5, 2)), ct[t, 5:]]))
+        np.testing.assert_array_equal(dx[0, starts[0, t] :][:2], ct[t, :2])
+        np.testing.assert_array_equal(dx[2, starts[2, t] :][:3], ct[t, 2:5])
+    assert not dx[1].any() and not dx[0, 6:].any()
+
+
 def test_ragged_slices(mesh_of):
     """Two slices for each member in one call are the two calls, one after the other."""
     mesh, x = mesh_of((4,), ("b",)), operand()[:, :, 0]

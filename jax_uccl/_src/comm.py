@@ -273,6 +273,8 @@ def _start(explicit: dict[str, str]) -> None:
     global _state, _settings, _join, _error, _starts
     settings = _settings if _state is _State.LOCAL else _resolve(explicit)
     job = compat.distributed_job()
+    if job is not None:
+        _warn_of_few_cpus(settings)
     if job is None:
         _raise_line(_uccl.set_config(_as_text(settings)))
         _state, _settings = _State.LOCAL, settings
@@ -294,6 +296,20 @@ def _start(explicit: dict[str, str]) -> None:
     )
     _state, _settings, _join, _error = _State.JOINING, settings, join, None
     join.thread.start()
+
+
+def _warn_of_few_cpus(settings: dict[str, Any]) -> None:
+    """Threads that poll on one CPU take turns, and everything waits for them."""
+    allowed = len(os.sched_getaffinity(0))
+    for name in ("engines", "proxy_threads"):
+        if settings[name] > allowed:
+            _log.warning(
+                "%s=%d threads, but this process may use %d CPU(s), which slows down everything: lower the setting, "
+                "or allow more (taskset, cpuset, --cpus-per-task)",
+                name,
+                settings[name],
+                allowed,
+            )
 
 
 def _as_text(settings: dict[str, Any]) -> dict[str, str]:
