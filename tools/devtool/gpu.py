@@ -24,6 +24,7 @@ TESTS = (
     "cuda_float_formats_test",
     "cuda_rows_test",
     "cuda_issue_wait_test",
+    "cuda_send_await_test",
     "moe_cuda_rows_test",
     "collectives_cuda_reduce_test",
 )

@@ -22,6 +22,9 @@ class CudaLauncher final : public Launcher {
   Status Run(const ReduceParams& p) override { return End(LaunchReduce(p, nullptr)); }
   Status Run(const IssueParams& p) override { return End(LaunchIssue(p, nullptr)); }
   Status Run(const WaitParams& p) override { return End(LaunchWait(p, nullptr)); }
+  Status Run(const RouteParams& p) override { return End(LaunchRoute(p, nullptr)); }
+  Status Run(const SendRowsParams& p) override { return End(LaunchSendRows(p, nullptr)); }
+  Status Run(const AwaitRowsParams& p) override { return End(LaunchAwaitRows(p, nullptr)); }
 
   std::shared_ptr<std::byte> Allocate(size_t bytes) override {
     void* p = nullptr;

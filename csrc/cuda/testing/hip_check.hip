@@ -2,10 +2,13 @@
 // are no launch functions for HIP, and none of this has run.
 #include <hip/hip_runtime.h>
 
+#include "csrc/cuda/await_rows_kernel.h"
 #include "csrc/cuda/fold_kernel.h"
 #include "csrc/cuda/issue_kernel.h"
 #include "csrc/cuda/reduce_kernel.h"
+#include "csrc/cuda/route_kernel.h"
 #include "csrc/cuda/rows_kernel.h"
+#include "csrc/cuda/send_rows_kernel.h"
 #include "csrc/cuda/wait_kernel.h"
 
 namespace uccl::cuda {
@@ -33,9 +36,25 @@ __global__ void WaitKernel(WaitParams p) {
   fifo::WarpGroup group;
   Wait(group, p);
 }
+__global__ void RouteKernel(RouteParams p) {
+  fifo::WarpGroup group;
+  Route(group, p);
+}
+__global__ void SendRowsKernel(SendRowsParams p) {
+  fifo::WarpGroup group;
+  SendRows(group, p);
+}
+struct DeviceClock {
+  __device__ uint64_t operator()() const { return wall_clock64(); }
+};
+__global__ void AwaitRowsKernel(AwaitRowsParams p) {
+  fifo::WarpGroup group;
+  AwaitRows(group, p, DeviceClock{});
+}
 
 void Instantiate(const MoveRowsParams& rows, const FoldRowsParams& fold, const ReduceParams& reduce,
-                 const IssueParams& issue, const WaitParams& wait) {
+                 const IssueParams& issue, const WaitParams& wait, const RouteParams& route,
+                 const SendRowsParams& send, const AwaitRowsParams& await) {
   WithRowCodec(rows, [&]<class Codec>() { MoveRowsKernel<Codec><<<1, 64>>>(rows); });
   WithFoldCodecs(fold,
                  [&]<class From, class To>() { FoldRowsKernel<From, To><<<1, 64>>>(fold); });
@@ -43,6 +62,9 @@ void Instantiate(const MoveRowsParams& rows, const FoldRowsParams& fold, const R
                 [&]<class Kind, class Op>() { ReduceKernel<Kind, Op><<<1, 64>>>(reduce); });
   IssueKernel<<<1, 64>>>(issue);
   WaitKernel<<<1, 64>>>(wait);
+  RouteKernel<<<1, 64>>>(route);
+  SendRowsKernel<<<1, 64>>>(send);
+  AwaitRowsKernel<<<1, 64>>>(await);
 }
 
 }  // namespace uccl::cuda

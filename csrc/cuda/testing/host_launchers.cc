@@ -1,15 +1,19 @@
 // Kernels on host threads.
 #include "csrc/cuda/testing/host_launchers.h"
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 #include <string>
 
+#include "csrc/cuda/await_rows_kernel.h"
 #include "csrc/cuda/fold_kernel.h"
 #include "csrc/cuda/issue_kernel.h"
 #include "csrc/cuda/reduce_kernel.h"
+#include "csrc/cuda/route_kernel.h"
 #include "csrc/cuda/rows_kernel.h"
+#include "csrc/cuda/send_rows_kernel.h"
 #include "csrc/cuda/testing/lane_group.h"
 #include "csrc/cuda/wait_kernel.h"
 
@@ -71,6 +75,27 @@ class HostLauncher final : public Launcher {
     if (Status s = CheckParams(p); !s.ok()) return s;
     Threads([&](fifo::HostGroup& group) {
       if (group.index() == 0) Wait(group, p);
+    });
+    return Status::Ok();
+  }
+  Status Run(const RouteParams& p) override {
+    if (Status s = CheckParams(p); !s.ok()) return s;
+    Threads([&](fifo::HostGroup& group) { Route(group, p); });
+    return Status::Ok();
+  }
+  Status Run(const SendRowsParams& p) override {
+    if (Status s = CheckParams(p); !s.ok()) return s;
+    Threads([&](fifo::HostGroup& group) { SendRows(group, p); });
+    return Status::Ok();
+  }
+  Status Run(const AwaitRowsParams& p) override {
+    if (Status s = CheckParams(p); !s.ok()) return s;
+    const auto clock = [] {
+      const auto now = std::chrono::steady_clock::now().time_since_epoch();
+      return static_cast<uint64_t>(std::chrono::nanoseconds(now).count());
+    };
+    Threads([&](fifo::HostGroup& group) {
+      if (group.index() == 0) AwaitRows(group, p, clock);
     });
     return Status::Ok();
   }

@@ -8,10 +8,13 @@
 #include <vector>
 
 #include "csrc/base/status.h"
+#include "csrc/cuda/await_rows.h"
 #include "csrc/cuda/fold.h"
 #include "csrc/cuda/issue.h"
 #include "csrc/cuda/reduce.h"
+#include "csrc/cuda/route.h"
 #include "csrc/cuda/rows.h"
+#include "csrc/cuda/send_rows.h"
 #include "csrc/cuda/wait.h"
 
 namespace uccl::cuda {
@@ -27,6 +30,9 @@ class Launcher {
   virtual Status Run(const ReduceParams& params) = 0;
   virtual Status Run(const IssueParams& params) = 0;
   virtual Status Run(const WaitParams& params) = 0;
+  virtual Status Run(const RouteParams& params) = 0;
+  virtual Status Run(const SendRowsParams& params) = 0;
+  virtual Status Run(const AwaitRowsParams& params) = 0;
 
   // Zeroed memory that both the test and the kernel reach, aligned to 256 bytes.
   virtual std::shared_ptr<std::byte> Allocate(size_t bytes) = 0;

@@ -1,0 +1,43 @@
+// Rows out of staging memory into slots of peers, each a command with its own count, and the number
+// of rows to every peer. The kernel is send_rows_kernel.h; this header needs no CUDA.
+#pragma once
+
+#include <cstdint>
+
+#include "csrc/cuda/stream.h"
+#include "csrc/fifo/slot.h"
+
+namespace uccl::cuda {
+
+// For i in [0, entries): staging row rows[i] goes to slot slots[i] of rank peers[i], whose counter
+// `arrived` grows by one when it is there. An entry that is negative anywhere sends nothing. Then
+// the counter `announced` of every rank, this one too, grows by one plus the number of rows that it
+// gets: so every use is told of, also one without rows, and a receiver that knows the count before
+// it knows the number (await_rows.h). The two counters are of no order.
+struct SendRowsParams {
+  fifo::FifoView fifo;
+  const int32_t* rows = nullptr;  // null: i / width
+  uint32_t width = 1;
+  const int32_t* peers = nullptr;
+  const int32_t* slots = nullptr;
+  uint64_t entries = 0;
+  uint32_t ranks = 0, rank = 0;  // of the communicator; this one
+  // Where rows lie within the symmetric region, and how many there are.
+  uint64_t staging_offset = 0, staging_rows = 0;
+  uint64_t slots_offset = 0, num_slots = 0;
+  uint64_t stride = 0, row_bytes = 0;   // bytes; a multiple of fifo::kGranuleBytes
+  uint32_t arrived = 0, announced = 0;  // counters at the peers
+  uint32_t row_channel = 0, count_channel = 1;
+  // Lowered to the first entry that is beyond rows, ranks or slots, which sends nothing; or whose
+  // command no FIFO takes. Null: not told. A FIFO that has stopped is no fault here: whoever waits
+  // learns why from the region.
+  uint64_t* fault = nullptr;
+};
+
+// kInvalidArgument where a kernel could not run with these; no memory is read.
+Status CheckParams(const SendRowsParams& params);
+// Puts the kernel on the stream: rows that the stream wrote to staging before are complete when the
+// proxy takes their commands.
+Status LaunchSendRows(const SendRowsParams& params, Stream stream);
+
+}  // namespace uccl::cuda
