@@ -23,7 +23,7 @@ ARROWS: dict[str, set[str]] = {
     "csrc/engine": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm"},
     "csrc/collectives": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm", "csrc/engine", "csrc/cuda"},
     "csrc/sim": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm", "csrc/engine"},
-    "csrc/moe": {"csrc/base", "csrc/cuda"},
+    "csrc/moe": {"csrc/base", "csrc/core", "csrc/engine", "csrc/fifo", "csrc/proxy", "csrc/cuda"},
     "csrc/cuda": {"csrc/base", "csrc/fifo"},
     "csrc/fifo": {"csrc/base"},
     "csrc/proxy": {"csrc/base", "csrc/core", "csrc/engine", "csrc/fifo"},

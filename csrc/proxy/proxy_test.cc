@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "csrc/fifo/fifo_device.h"
-#include "csrc/proxy/put_switch.h"
+#include "csrc/proxy/testing/fleet.h"
 
 namespace uccl::proxy {
 namespace {
@@ -26,104 +26,7 @@ using fifo::FifoView;
 using fifo::PushOutcome;
 
 constexpr Nanos kPatience = std::chrono::seconds(60);
-constexpr size_t kCounters = 64;
-
-struct Node {
-  PutSwitch sink{nullptr};  // outlives the engine
-  std::unique_ptr<engine::Engine> engine;
-  std::unique_ptr<Proxy> proxy;
-};
-
-// Processes with the same number of ranks each, and one region for every rank.
-class Fleet final {
- public:
-  Fleet(int processes, int ranks_each, size_t bytes, const Config& config) {
-    std::vector<std::string> addresses;
-    for (int p = 0; p < processes; ++p) {
-      nodes_.push_back(std::make_unique<Node>());
-      auto engine = engine::Engine::Start(config, &nodes_[p]->sink);
-      EXPECT_TRUE(engine.ok()) << engine.status().ToString();
-      nodes_[p]->engine = std::move(engine.value());
-      addresses.push_back(nodes_[p]->engine->LocalAddress());
-      auto proxy = Proxy::Start(config, nodes_[p]->engine.get(), ProcessId{p});
-      EXPECT_TRUE(proxy.ok()) << proxy.status().ToString();
-      nodes_[p]->proxy = std::move(proxy.value());
-      nodes_[p]->sink.Attach(nodes_[p]->proxy.get());
-    }
-    for (int p = 0; p < processes; ++p) {
-      const Status status = nodes_[p]->engine->Connect(ProcessId{p}, addresses, 7);
-      EXPECT_TRUE(status.ok()) << status.ToString();
-    }
-    for (int r = 0; r < processes * ranks_each; ++r) owners_.push_back(ProcessId{r / ranks_each});
-    memory_.resize(owners_.size());
-    regions_.resize(owners_.size());
-    for (size_t r = 0; r < owners_.size(); ++r) {
-      memory_[r].resize(bytes / sizeof(Line));
-      uses_.push_back(nullptr);
-    }
-    for (auto& node : nodes_) uses_.push_back(std::make_unique<Proxy::Use>(node->proxy.get()));
-  }
-  ~Fleet() {
-    uses_.clear();
-    for (auto& node : nodes_) {
-      if (node->proxy != nullptr) node->proxy->Shutdown();
-    }
-    std::vector<std::thread> threads;
-    for (auto& node : nodes_) {
-      threads.emplace_back([&node] {
-        if (node->engine != nullptr) (void)node->engine->Shutdown(std::chrono::seconds(5));
-      });
-    }
-    for (std::thread& t : threads) t.join();
-  }
-
-  RegionOptions Options(size_t rank) {
-    RegionOptions options;
-    options.key = 1234;
-    options.rank = static_cast<uint32_t>(rank);
-    options.processes = owners_;
-    options.memory = {reinterpret_cast<std::byte*>(memory_[rank].data()),
-                      memory_[rank].size() * sizeof(Line)};
-    options.num_counters = kCounters;
-    return options;
-  }
-  void Register(size_t rank) {
-    auto region = proxy(rank).RegisterRegion(Options(rank));
-    ASSERT_TRUE(region.ok()) << region.status().ToString();
-    regions_[rank] = region.value();
-  }
-  void RegisterAll() {
-    for (size_t r = 0; r < regions_.size(); ++r) Register(r);
-  }
-  FifoView Open(size_t rank, size_t capacity) {
-    auto view = proxy(rank).OpenFifo(regions_[rank], capacity);
-    EXPECT_TRUE(view.ok()) << view.status().ToString();
-    return view.value();
-  }
-  Proxy& proxy(size_t rank) { return *nodes_[ToInt(owners_[rank])]->proxy; }
-  Node& node(size_t process) { return *nodes_[process]; }
-  Region& region(size_t rank) { return *regions_[rank]; }
-  const std::shared_ptr<Region>& shared_region(size_t rank) { return regions_[rank]; }
-  std::byte* memory(size_t rank) { return reinterpret_cast<std::byte*>(memory_[rank].data()); }
-  size_t ranks() const { return owners_.size(); }
-  // Whole processes vanish in order: their engine goes down while others still wait.
-  void Leave(size_t process) {
-    uses_[owners_.size() + process].reset();
-    nodes_[process]->proxy->Shutdown();
-    (void)nodes_[process]->engine->Shutdown(Nanos(0));
-    nodes_[process]->engine.reset();
-  }
-
- private:
-  struct alignas(16) Line {
-    std::byte bytes[16]{};
-  };
-  std::vector<std::unique_ptr<Node>> nodes_;
-  std::vector<ProcessId> owners_;
-  std::vector<std::vector<Line>> memory_;
-  std::vector<std::shared_ptr<Region>> regions_;
-  std::vector<std::unique_ptr<Proxy::Use>> uses_;
-};
+constexpr size_t kCounters = Fleet::kCounters;
 
 Command Make(CommandKind kind, uint32_t peer, uint32_t counter, uint32_t amount) {
   Command c;
