@@ -129,7 +129,7 @@ class BlockGroup final {
   template <class T>
   UCCL_DEVICE T Broadcast(T value) {
     static_assert(std::is_trivially_copyable_v<T>);
-    __shared__ alignas(T) unsigned char storage[sizeof(T)];
+    alignas(T) __shared__ unsigned char storage[sizeof(T)];
     if (IsLeader()) *reinterpret_cast<T*>(storage) = value;
     Sync();
     const T result = *reinterpret_cast<const T*>(storage);
