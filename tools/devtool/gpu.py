@@ -28,6 +28,7 @@ TESTS = (
     "moe_cuda_rows_test",
     "collectives_cuda_reduce_test",
 )
+RANKS = (2, 4)
 RESULT = ROOT / "benchmarks" / "results" / "gpu_check.json"
 _NO_NVCC = "no nvcc on PATH (CUDA 12.8 or newer)"
 _NO_HIPCC = "no hipcc on PATH (apt-get install hipcc)"
@@ -163,6 +164,48 @@ def _jax(environment: Environment) -> tuple[str, dict[str, Any]]:
     return str(result["summary"]), result
 
 
+def _without_handlers(environment: Environment) -> str | None:
+    """Which operations have handlers for the CPU and none for CUDA, as a reason; None when all have."""
+    program = (
+        "from jax_uccl import _uccl; from jax_uccl._src import cuda_module as c;"
+        "print(*sorted({n.removeprefix('jax_uccl_') for n in _uccl.registrations()} - {*c._SYMBOLS}))"
+    )
+    done = subprocess.run(
+        [str(environment.python), "-c", program],
+        env=environment.env(JAX_PLATFORMS="cpu"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if done.returncode != 0:
+        raise DevError(f"the extension module cannot be asked: {done.stderr}")
+    return f"no handlers for CUDA yet: {done.stdout.strip()}" if done.stdout.strip() else None
+
+
+def _ranks(environment: Environment, platform: str) -> tuple[str, list[dict[str, Any]]]:
+    """Collectives and MoE exchange between processes that share one device."""
+    results: list[dict[str, Any]] = []
+    for count in RANKS:
+        command: Words = [environment.python, "-m", "jax_uccl.launch", "-n", str(count)]
+        command += ["tools/devtool/gpu_ranks.py", platform]
+        done = subprocess.run(
+            [str(w) for w in command],
+            env=environment.env(),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        if done.returncode != 0:
+            print(done.stdout + done.stderr)
+            raise DevError(f"gpu_ranks.py failed with {count} ranks")
+        line = done.stdout.splitlines()[-1]
+        results.append(json.loads(line[line.index("{") :]))  # after the launcher's prefix
+    cases = sum(r["collectives"] + r["moe"] for r in results)
+    return f"{cases} cases equal NumPy between {' and '.join(map(str, RANKS))} ranks", results
+
+
 def gpu_check(named: str | None, output: Path) -> int:
     """Everything for GPUs that this machine can do, in at most five minutes after the build."""
     environments = pythons.environments(named=named, only_first=True)
@@ -170,6 +213,9 @@ def gpu_check(named: str | None, output: Path) -> int:
     no_nvcc = None if shutil.which("nvcc") else _NO_NVCC
     gpu = gpu_name()
     check = Check()
+
+    def compile_module() -> tuple[str, Path]:
+        return "", build.build_module(environment, headers, with_tests=False)
 
     def compile_all() -> tuple[str, Path]:
         folder = build_cuda(environment, headers)
@@ -179,6 +225,8 @@ def gpu_check(named: str | None, output: Path) -> int:
         check_hip()
         return "compiled for gfx90a; never run", None
 
+    module = check.step("the extension module compiles", None, compile_module)
+    no_module = None if module else "no extension module"
     folder = check.step("kernels and handlers compile for CUDA", no_nvcc, compile_all)
     check.step("kernels compile for HIP", None if shutil.which("hipcc") else _NO_HIPCC, compile_hip)
     if folder is None:  # the same tests without CUDA: the kernels' source on host threads
@@ -191,10 +239,13 @@ def gpu_check(named: str | None, output: Path) -> int:
         tests = check.step("kernel tests", None, lambda: _run_tests(folder))
     no_gpu = None if gpu and folder else (no_nvcc or _NO_GPU)
     figures = check.step("bandwidth and FIFO figures", no_gpu, lambda: _bench(folder))
-    rows = check.step("rows in JAX programs on the GPU", no_gpu, lambda: _jax(environment))
-    check.step(
-        "collectives and MoE exchange on the GPU", "they have no handlers for CUDA yet", None
+    rows = check.step(
+        "rows in JAX programs on the GPU", no_gpu or no_module, lambda: _jax(environment)
     )
+    exchange = "collectives and MoE exchange, ranks on the"
+    on_cpu = check.step(f"{exchange} CPU", no_module, lambda: _ranks(environment, "cpu"))
+    no_ranks = no_module or _without_handlers(environment) or no_gpu
+    on_gpu = check.step(f"{exchange} GPU", no_ranks, lambda: _ranks(environment, "cuda"))
 
     result = {
         "gpu": gpu,
@@ -202,6 +253,8 @@ def gpu_check(named: str | None, output: Path) -> int:
         "tests": tests,
         "figures": figures,
         "jax": rows,
+        "ranks_on_cpu": on_cpu,
+        "ranks_on_gpu": on_gpu,
     }
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
