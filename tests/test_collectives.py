@@ -323,16 +323,40 @@ def test_several_axes_and_order(mesh_of, against_lax):
     against_lax(program, operand(), mesh=mesh, in_specs=BOTH, out_specs=BOTH, check_vma=False)
 
 
-def test_ppermute_counts_in_the_order_of_the_mesh(mesh_of):
+def test_ppermute_over_axes_in_another_order(mesh_of, against_lax):
+    """Older JAX counts members in the order of the mesh, newer refuses, or counts in the order given."""
     mesh = mesh_of((2, 4), ("a", "b"))
     pairs = [(i, (i + 3) % 8) for i in range(8)]
 
-    def both(x):
-        return [jax_uccl.ppermute(x, names, pairs) for names in (("a", "b"), ("b", "a"))]
+    def program(m, x):
+        return [m.ppermute(x, names, pairs) for names in (("a", "b"), ("b", "a"))]
 
-    mapped = jax.shard_map(both, mesh=mesh, in_specs=BOTH, out_specs=BOTH)
-    one, other = jax.jit(mapped)(operand())
-    np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+    flag = "jax_raise_on_ppermute_sort_diff"
+    refuses = hasattr(jax.config, flag)
+    if refuses:
+        jax.config.update(flag, False)
+    try:
+        one, other = against_lax(program, operand(), mesh=mesh, in_specs=BOTH, out_specs=BOTH)
+    finally:
+        if refuses:
+            jax.config.update(flag, True)
+    assert np.array_equal(np.asarray(one), np.asarray(other)) != refuses
+    if refuses:
+        mapped = jax.shard_map(partial(program, jax_uccl), mesh=mesh, in_specs=BOTH, out_specs=BOTH)
+        with pytest.raises(RuntimeError, match=r"got \('b', 'a'\), the mesh has \('a', 'b'\)"):
+            jax.jit(mapped).lower(operand())
+
+
+def test_ppermute_refuses_an_iterator(mesh_of):
+    """The second trace of a program would find it empty, and send nothing."""
+    mapped = jax.shard_map(
+        lambda x: jax_uccl.ppermute(x, "b", zip([0, 1], [1, 0], strict=True)),
+        mesh=mesh_of((2, 4), ("a", "b")),
+        in_specs=BOTH,
+        out_specs=BOTH,
+    )
+    with pytest.raises(TypeError, match="must be a list or a tuple"):
+        jax.eval_shape(mapped, operand())
 
 
 def test_groups(mesh_of, against_lax):

@@ -120,6 +120,17 @@ def cast_to_reduced(x: Any, names: Sequence[Any]) -> Any:
     return jax.lax.pcast(x, tuple(names), to="reduced")
 
 
+def order_of_ppermute() -> str:
+    """How lax.ppermute counts members over axes that the mesh has in another order.
+
+    "mesh": in that of the mesh (before 0.12). Since: "refused", or "given" where the check is switched off.
+    """
+    check = getattr(_config, "raise_on_ppermute_sort_diff", None)
+    if check is None:
+        return "mesh"
+    return "refused" if check.value else "given"
+
+
 def check_unreduced(aval: Any, names: Sequence[Any], api: str) -> None:
     """Raises as lax does for operands that are unreduced or reduced over `names`."""
     _core.check_unreduced_args([aval], tuple(names), api)

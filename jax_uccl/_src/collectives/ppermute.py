@@ -7,7 +7,7 @@ known. All members then combine their arrays, bit by bit, those of all but the s
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -31,8 +31,9 @@ def ppermute(x: Any, axis_name: Any, perm: Sequence[tuple[int, int]]) -> Any:
 
     Args:
       x: array or pytree of arrays of any dtype. Inside `jax.shard_map` it is the local shard.
-      axis_name: a mesh axis, or a tuple of mesh axes, whose members are then counted together, in the order
-        of the mesh (as in lax).
+      axis_name: a mesh axis, or a tuple of mesh axes, whose members are then counted together, as lax does: up to
+        JAX 0.11 in the order of the mesh; later in the order given, which has to be that of the mesh unless
+        `jax_raise_on_ppermute_sort_diff` is off.
       perm: (source, target) pairs of axis indices; no source and no target twice. Negative ones count from
         the end.
 
@@ -41,6 +42,8 @@ def ppermute(x: Any, axis_name: Any, perm: Sequence[tuple[int, int]]) -> Any:
 
     Raises:
       ValueError: an index is out of range, or twice a source or a target.
+      TypeError: `perm` is an iterator.
+      RuntimeError: the axes are in another order than those of the mesh (see `axis_name`).
       NameError: `axis_name` is not bound by an enclosing `jax.shard_map` or `jax.vmap`.
       NotImplementedError: `jax.vmap` over one of several axes in `axis_name`.
       UcclError: at run time, see `jax_uccl.errors`.
@@ -59,10 +62,7 @@ def ppermute(x: Any, axis_name: Any, perm: Sequence[tuple[int, int]]) -> Any:
     names = axes.as_names(axis_name)
     axes.check_bound(names, "ppermute")
     pairs = _check_pairs(perm, axes.axis_size(names), names)
-    # lax counts members in the order of the mesh here, whatever the order of the names.
-    order = list(jax.sharding.get_abstract_mesh().axis_names)
-    if all(name in order for name in names):
-        names = tuple(sorted(names, key=order.index))
+    names = _in_order_of_lax(names)
     return _move_tree(x, names, "ppermute", lambda s: _bind_permute(s, names, pairs))
 
 
@@ -145,7 +145,28 @@ def pbroadcast(x: Any, axis_name: Any, source: Any) -> Any:
     return _move_tree(x, names, "pbroadcast", lambda s: pbroadcast_p.bind(s, **params))
 
 
+def _in_order_of_lax(names: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The axes in the order in which lax counts members over them, where the mesh has another one."""
+    order = list(jax.sharding.get_abstract_mesh().axis_names)
+    if not all(name in order for name in names):
+        return names
+    of_mesh = tuple(sorted(names, key=order.index))
+    rule = compat.order_of_ppermute()
+    if names != of_mesh and rule == "refused":
+        raise RuntimeError(
+            "Make sure that the axis_name passed to jax.lax.ppermute, or to that of jax_uccl, is in the same order as "
+            f"the axis_names declared on the mesh: got {names}, the mesh has {of_mesh}. "
+            'jax.config.update("jax_raise_on_ppermute_sort_diff", False) counts members in the order given.'
+        )
+    return of_mesh if rule == "mesh" else names
+
+
 def _check_pairs(perm: Any, size: int, names: Any) -> tuple[tuple[int, int], ...]:
+    if isinstance(perm, Iterator):
+        raise TypeError(
+            f"`perm` passed to `jax.lax.ppermute` must be a list or a tuple, got {type(perm)}: an iterator is empty "
+            "when the program is traced again"
+        )
     given = tuple((operator.index(s), operator.index(t)) for s, t in perm)
     pairs = tuple((s + size * (s < 0), t + size * (t < 0)) for s, t in given)
     for side, kind in enumerate(("source", "destination")):
