@@ -1,7 +1,7 @@
 """MoE dispatch and combine beside what is written with jax.lax today, in one run.
 
-    python benchmarks/moe.py [--layouts 4x1,1x8] [--shapes 128x7168,4096x2048] [--peers uccl,padded-u16]
-        [--skews 1] [--experts 64] [--top-k 8] [--rounds 5] [--json out.json]
+    python benchmarks/moe.py [--layouts 4x1,1x8,8x1,2x4] [--shapes 128x7168,4096x2048] [--peers uccl,mix]
+        [--skews 1] [--experts 64] [--top-k 8] [--rounds 5] [--cell-seconds 20] [--json out.json]
 
 Peers, all bf16; a layout is processes x devices of each, a shape is tokens of each rank x hidden:
   uccl             rank-major, one row for each token and rank; weights applied before the way back
@@ -14,11 +14,16 @@ Peers, all bf16; a layout is processes x devices of each, a shape is tokens of e
   padded-u16       the same, rows shipped as uint16, which XLA:CPU does not widen
   padded-1.25      the same with 1.25 times the mean load, which drops
   gather           lax.all_gather of tokens and choices, masks, lax.psum_scatter (no order, sums in bf16)
+  gather-u16       tokens gathered as uint16; partial sums return as uint16 through lax.all_to_all, added in f32
+  mix              the cheapest of both: tokens gathered as uint16, lax.psum_scatter on the way back
 
 A cell is the median time of one program, dispatch and combine with experts that change nothing, in milliseconds;
-the ratio is the peer's over that of uccl. Bytes are those that leave or enter a rank by construction, both ways:
-of the mean rank, and of the hottest one. A skew of 4 gives the first rank four times the mean load.
-Peers take turns within one job, round after round.
+the ratio is the peer's over that of uccl. MB are those that leave or enter a rank by construction, both ways: of the
+mean rank, and of the hottest one. `left` is what a process of jax_uccl really sent to others in one program, for each
+of its ranks: rows out, rows back and the choices (0 with one process). `copy` is the time in which each rank, all at
+once, copies the MB of the row into memory that is there, as a share of the row's time.
+A skew of 4 gives the first rank four times the mean load. Peers take turns within one job, round after round. A peer
+that would take more than --cell-seconds gets fewer rounds, at least one; `n` says how many.
 """
 
 from __future__ import annotations
@@ -33,14 +38,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 PEERS = (
-    "uccl uccl-ll uccl-fp8 uccl-expert uccl-per-rank padded padded-u16 padded-1.25 gather".split()
-)
-JOB_SECONDS = 1200
+    "uccl uccl-ll uccl-fp8 uccl-expert uccl-per-rank padded padded-u16 padded-1.25 gather gather-u16 mix"
+).split()
+JOB_SECONDS = 3600
 
 
 def route(
@@ -81,6 +87,8 @@ def bytes_of(
         "padded-u16": 2 * experts * largest * share * row,
         "padded-1.25": 2 * experts * np.ceil(1.25 * tokens * k / experts) * share * 2 * row,
         "gather": (n - 1) * tokens * 2 * 2 * row,
+        "gather-u16": (n - 1) * tokens * 2 * row,
+        "mix": (n - 1) * tokens * (1 + 2) * row,
     }[peer]
 
 
@@ -109,6 +117,15 @@ def uccl_layer(peer: str, plan: dict, tokens: int, skew: float) -> Callable[...,
     return layer
 
 
+def as_u16(move: Callable[[Any], Any], rows: Any) -> Any:
+    """`move` of bf16 rows as bits, which XLA:CPU does not widen to f32."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    bits = move(lax.bitcast_convert_type(rows, jnp.uint16))
+    return lax.bitcast_convert_type(bits, jnp.bfloat16)
+
+
 def padded_layer(peer: str, plan: dict, capacity: int) -> Callable[..., Any]:
     import jax
     import jax.numpy as jnp
@@ -116,11 +133,11 @@ def padded_layer(peer: str, plan: dict, capacity: int) -> Callable[..., Any]:
 
     n, experts, k = plan["ranks"], plan["experts"], plan["top_k"]
 
+    def move(rows: Any) -> Any:
+        return lax.all_to_all(rows, "x", 0, 0, tiled=True)
+
     def exchange(rows: Any) -> Any:
-        if peer == "padded-u16":
-            rows = lax.bitcast_convert_type(rows, jnp.uint16)
-        rows = lax.all_to_all(rows, "x", 0, 0, tiled=True)
-        return lax.bitcast_convert_type(rows, jnp.bfloat16)
+        return as_u16(move, rows) if peer == "padded-u16" else move(rows)
 
     def layer(x: Any, idx: Any, w: Any) -> Any:
         tokens, hidden = x.shape
@@ -140,20 +157,73 @@ def padded_layer(peer: str, plan: dict, capacity: int) -> Callable[..., Any]:
     return layer
 
 
-def gather_layer(plan: dict) -> Callable[..., Any]:
+def gather_layer(peer: str, plan: dict) -> Callable[..., Any]:
     import jax.numpy as jnp
     from jax import lax
 
-    local = plan["experts"] // plan["ranks"]
+    n = plan["ranks"]
+    local = plan["experts"] // n
+
+    def gather(a: Any) -> Any:
+        return lax.all_gather(a, "x", tiled=True)
+
+    def to_owners(a: Any) -> Any:
+        return lax.all_to_all(a, "x", 0, 0, tiled=True)
 
     def layer(x: Any, idx: Any, w: Any) -> Any:
-        everything, choices, weights = (lax.all_gather(a, "x", tiled=True) for a in (x, idx, w))
-        mine = choices // local == lax.axis_index("x")
-        share = jnp.where(mine, weights, 0).sum(1, keepdims=True)
+        everything = gather(x) if peer == "gather" else as_u16(gather, x)
+        mine = gather(idx) // local == lax.axis_index("x")
+        share = jnp.where(mine, gather(w), 0).sum(1, keepdims=True)
         y = (everything.astype(jnp.float32) * share).astype(x.dtype)
-        return lax.psum_scatter(y, "x", scatter_dimension=0, tiled=True)
+        if peer != "gather-u16":
+            return lax.psum_scatter(y, "x", scatter_dimension=0, tiled=True)
+        parts = as_u16(to_owners, y).reshape(n, *x.shape)
+        return parts.astype(jnp.float32).sum(0).astype(x.dtype)
 
     return layer
+
+
+def make_layer(peer: str, plan: dict, tokens: int, skew: float, largest: int) -> Callable[..., Any]:
+    if peer.startswith("uccl"):
+        return uccl_layer(peer, plan, tokens, skew)
+    if not peer.startswith("padded"):
+        return gather_layer(peer, plan)
+    mean = tokens * plan["top_k"] / plan["experts"]
+    return padded_layer(peer, plan, int(np.ceil(1.25 * mean)) if "1.25" in peer else largest)
+
+
+def check(peer: str, result: Any, x: np.ndarray) -> None:
+    """The experts are the identity and weights add up to one."""
+    mine = result.addressable_shards[0]
+    error = np.abs(np.asarray(mine.data, np.float32) - x[mine.index]).max()
+    limit = 0.3 if any(word in peer for word in ("fp8", "gather", "mix")) else 0.1
+    if "1.25" not in peer and not error < limit:
+        raise RuntimeError(f"{peer}: off by {error}")
+
+
+def bytes_left() -> int:
+    """Payload that jax_uccl has sent to other processes."""
+    import jax_uccl
+
+    stats = jax_uccl.stats()
+    shared = sum(peer["bytes_sent"] for peer in stats["shared_memory"].values())
+    return shared + sum(peer["payload_bytes_sent"] for peer in stats["peers"].values())
+
+
+def copy_rate(ranks: int, size: int) -> float:
+    """Bytes a second that each of `ranks` threads copies while the others do, and other processes with them."""
+    pairs = [(np.ones(size, np.uint8), np.zeros(size, np.uint8)) for _ in range(ranks)]
+
+    def copy(pair: tuple[Any, Any]) -> None:
+        np.copyto(pair[1], pair[0])
+
+    times = []
+    with ThreadPoolExecutor(ranks) as pool:
+        for _ in range(6):
+            start = time.perf_counter()
+            list(pool.map(copy, pairs))
+            times.append(time.perf_counter() - start)
+    return size / statistics.median(times[1:])
 
 
 def child(plan: dict, out: str) -> None:
@@ -166,49 +236,54 @@ def child(plan: dict, out: str) -> None:
 
     spec = PartitionSpec("x")
     mesh = Mesh(np.array(jax.devices()), ("x",))
+    local = jax.local_device_count()
 
     def put(a: np.ndarray) -> Any:
         return jax.make_array_from_callback(a.shape, NamedSharding(mesh, spec), lambda i: a[i])
+
+    def mapped(f: Callable[..., Any]) -> Any:
+        return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+
+    slowest = mapped(lambda t: jax_uccl.pmax(t, "x"))
+
+    def agreed(seconds: float) -> float:
+        """The most of all processes."""
+        most = slowest(put(np.full((plan["ranks"],), seconds, np.float32)))
+        return float(most.addressable_shards[0].data[0])
 
     rows = []
     for (tokens, hidden), skew in itertools.product(plan["shapes"], plan["skews"]):
         idx, w = route(plan["ranks"], tokens, plan["experts"], plan["top_k"], skew)
         x = np.random.default_rng(1).standard_normal((idx.shape[0], hidden), np.float32)
         arguments = [put(np.asarray(x, jnp.bfloat16)), put(idx), put(w)]
-        largest = max(
-            np.bincount(idx[r * tokens :][:tokens].ravel()).max() for r in range(plan["ranks"])
-        )
-        functions = {}
+        own = (idx[r * tokens :][:tokens].ravel() for r in range(plan["ranks"]))
+        largest = int(max(np.bincount(choices).max() for choices in own))
+        functions, rounds, left = {}, {}, {}
         for peer in plan["peers"]:
-            if peer.startswith("uccl"):
-                layer = uccl_layer(peer, plan, tokens, skew)
-            elif peer == "gather":
-                layer = gather_layer(plan)
-            else:
-                mean = tokens * plan["top_k"] / plan["experts"]
-                layer = padded_layer(
-                    peer, plan, int(np.ceil(1.25 * mean)) if "1.25" in peer else int(largest)
-                )
-            mapped = jax.shard_map(layer, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-            functions[peer] = jax.jit(mapped)
-            result = jax.block_until_ready(functions[peer](*arguments))
-            # The experts are the identity and weights add up to one.
-            mine = result.addressable_shards[0]
-            error = np.abs(np.asarray(mine.data, np.float32) - x[mine.index]).max()
-            limit = 0.3 if "fp8" in peer or "gather" in peer else 0.1
-            if "1.25" not in peer and not error < limit:
-                raise RuntimeError(f"{peer}: off by {error}")
+            functions[peer] = mapped(make_layer(peer, plan, tokens, skew, largest))
+            check(peer, jax.block_until_ready(functions[peer](*arguments)), x)
+            before, start = bytes_left(), time.perf_counter()
+            jax.block_until_ready(functions[peer](*arguments))
+            took = agreed(time.perf_counter() - start)
+            left[peer] = (bytes_left() - before) / local if peer.startswith("uccl") else None
+            rounds[peer] = int(np.clip(plan["cell_seconds"] / took, 1, plan["rounds"]))
+            if jax.process_index() == 0:
+                print(f"{tokens}x{hidden}, skew {skew:g}: {peer}: {took:.3f} s", file=sys.stderr)
         times: dict[str, list[float]] = {peer: [] for peer in functions}
-        for turn in range(plan["rounds"] + 1):
+        for turn in range(plan["rounds"]):
             for peer in list(functions)[:: 1 if turn % 2 else -1]:
+                if turn >= rounds[peer]:
+                    continue
                 start = time.perf_counter()
                 jax.block_until_ready(functions[peer](*arguments))
-                if turn:
-                    times[peer].append(time.perf_counter() - start)
+                times[peer].append(time.perf_counter() - start)
+        agreed(0.0)  # all processes copy at the same time
+        rate = copy_rate(local, int(bytes_of("uccl", idx, plan, hidden)))
         rows += [
             dict(peer=p, tokens=tokens, hidden=hidden, skew=skew, times_s=t)
-            | dict(bytes=float(bytes_of(p, idx, plan, hidden)))
+            | dict(bytes=float(bytes_of(p, idx, plan, hidden)), bytes_left=left[p])
             | dict(bytes_hottest=float(bytes_of(p, idx, plan, hidden, np.max)))
+            | dict(copy_bytes_per_s=rate)
             for p, t in times.items()
         ]
     if jax.process_index() == 0:
@@ -228,6 +303,7 @@ def run_layout(layout: str, options: argparse.Namespace) -> list[dict]:
         skews=[float(v) for v in options.skews.split(",")],
         peers=options.peers.split(","),
         rounds=options.rounds,
+        cell_seconds=options.cell_seconds,
     )
     with tempfile.TemporaryDirectory() as scratch:
         out = f"{scratch}/rows.json"
@@ -241,7 +317,8 @@ def run_layout(layout: str, options: argparse.Namespace) -> list[dict]:
 
 def print_table(rows: list[dict]) -> None:
     print(
-        f"{'layout':8}{'shape':12}{'skew':>4} {'peer':15}{'ms':>9}{'best':>9}{'ratio':>7}{'MB':>8}{'hottest':>8}"
+        f"{'layout':8}{'shape':12}{'skew':>4} {'peer':15}{'n':>3}{'ms':>9}{'best':>9}{'ratio':>7}{'MB':>8}"
+        f"{'hottest':>8}{'left':>8}{'copy':>6}"
     )
     for row in rows:
         same = [
@@ -251,22 +328,26 @@ def print_table(rows: list[dict]) -> None:
         median = statistics.median(row["times_s"])
         ratio = f"{median / ours[0]:7.2f}" if ours else f"{'-':>7}"
         shape = f"{row['tokens']}x{row['hidden']}"
+        left = "-" if row["bytes_left"] is None else f"{row['bytes_left'] / 1e6:.1f}"
+        share = row["bytes"] / row["copy_bytes_per_s"] / median
         print(
-            f"{row['layout']:8}{shape:12}{row['skew']:4g} {row['peer']:15}{median * 1e3:9.1f}"
-            f"{min(row['times_s']) * 1e3:9.1f}{ratio}{row['bytes'] / 1e6:8.1f}{row['bytes_hottest'] / 1e6:8.1f}"
+            f"{row['layout']:8}{shape:12}{row['skew']:4g} {row['peer']:15}{len(row['times_s']):3}"
+            f"{median * 1e3:9.1f}{min(row['times_s']) * 1e3:9.1f}{ratio}{row['bytes'] / 1e6:8.1f}"
+            f"{row['bytes_hottest'] / 1e6:8.1f}{left:>8}{share:6.0%}"
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--child", nargs=2, metavar=("PLAN", "OUT"), help=argparse.SUPPRESS)
-    parser.add_argument("--layouts", default="4x1,1x8", help="processes x devices of each")
+    parser.add_argument("--layouts", default="4x1,1x8,8x1,2x4", help="processes x devices of each")
     parser.add_argument("--shapes", default="128x7168,4096x2048", help="tokens of a rank x hidden")
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--skews", default="1", help="load of the first rank over the mean")
     parser.add_argument("--experts", type=int, default=64)
     parser.add_argument("--top-k", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cell-seconds", type=float, default=20.0, help="for one peer and shape")
     parser.add_argument("--json", default=None, help="where to write all times")
     options = parser.parse_args()
     if options.child:
