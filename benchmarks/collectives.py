@@ -1,7 +1,7 @@
 """jax_uccl's collectives beside those of JAX, mpi4jax and Open MPI: latency and bandwidth, in one run.
 
     python benchmarks/collectives.py [--layouts 2x1,4x1,1x8] [--sizes 8,1K,1M,64M] [--dtypes f32,bf16]
-        [--operations psum,all_to_all] [--passes 3] [--json out.json] [--plot out.png]
+        [--operations psum,all_to_all] [--passes 3] [--cell-seconds 3] [--json out.json] [--plot out.png]
 
 Peers of one layout (processes x devices of each):
   uccl     jax_uccl
@@ -17,7 +17,8 @@ jobs are started in turn once a pass, and times of all passes count. Absent peer
 
 The size is of a rank's operand, for all_gather of its result. A cell is the median time per call in microseconds;
 the ratio is the peer's median over ours (above 1: ours is faster). `one call` includes the dispatch from Python,
-`in program` is an iteration of a loop of dependent operations inside one program.
+`in program` is an iteration of a loop of dependent operations inside one program. What would take a peer more
+than --cell-seconds is called less often, in fewer rounds, and with a shorter loop (the C program on MPI is not).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ OPERATIONS = ("psum", "all_gather", "psum_scatter", "all_to_all", "ppermute")
 PEERS = ("uccl", "lax", "jax-mpi", "mpi4jax", "mpi", "memcpy")
 COPIES = ("memcpy", "memcpy to new")
 UNITS = {"K": 1 << 10, "M": 1 << 20}
-JOB_SECONDS = 900
+JOB_SECONDS = 3600
 
 
 def parse_size(text: str) -> int:
@@ -160,6 +161,7 @@ def run_layout(layout: str, options: argparse.Namespace, scratch: pathlib.Path) 
         "sizes": [parse_size(size) for size in options.sizes.split(",")],
         "dtypes": options.dtypes.split(","),
         "steps": options.steps,
+        "cell_seconds": options.cell_seconds,
     }
     merged: dict[tuple, dict] = {}
     for turn in range(options.passes):
@@ -251,6 +253,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=2, help="how often each job is started")
     parser.add_argument("--rounds", type=int, default=7, help="measurements in each job")
     parser.add_argument("--steps", type=int, default=100, help="operations of `in program`")
+    parser.add_argument("--cell-seconds", type=float, default=3.0, help="for one peer and cell")
     parser.add_argument("--mpi4jax-python", default=None, help="an interpreter that has mpi4jax")
     parser.add_argument("--json", default=None, help="where to write all times")
     parser.add_argument("--plot", default=None, help="where to write a plot")

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -109,25 +110,47 @@ def calls_for(size: int) -> int:
     return 50 if size < 1 << 20 else 5 if size < 16 << 20 else 1
 
 
+class Timed(NamedTuple):
+    """A call of `steps` operations."""
+
+    call: Callable[[], Any]
+    steps: int
+
+
 def measure(
-    functions: dict[str, Callable[[], Any]], rounds: int, calls: int, steps: int
+    functions: dict[str, Timed],
+    rounds: int,
+    calls: int,
+    seconds: float,
+    agree: Callable[[float], float],
 ) -> dict[str, list[float]]:
     """Seconds per operation of each function, in turns.
 
     Each is called once more before its time is taken: the processes come out of the one before it at different
-    times, and leave that call together.
+    times, and leave that call together. What would take longer than `seconds` gets fewer calls in a round, then
+    fewer rounds; `agree` makes all processes do the same.
     """
-    for f in functions.values():
-        for _ in range(3):
-            f()
+    plan: dict[str, tuple[int, int]] = {}
+    for name, f in functions.items():
+        f.call()
+        start = time.perf_counter()
+        f.call()
+        took = agree(time.perf_counter() - start)
+        if took < seconds / 10:
+            f.call()
+        fit = max(int(seconds / took), 2)  # of calls, in all
+        plan[name] = min(rounds, max(fit // 2, 1)), max(min(calls, fit // rounds - 1), 1)
     times: dict[str, list[float]] = {name: [] for name in functions}
     for turn in range(rounds):
         for name in list(functions) if turn % 2 else list(functions)[::-1]:
-            functions[name]()
+            (turns, count), f = plan[name], functions[name]
+            if turn >= turns:
+                continue
+            f.call()
             start = time.perf_counter()
-            for _ in range(calls):
-                functions[name]()
-            times[name].append((time.perf_counter() - start) / calls / steps)
+            for _ in range(count):
+                f.call()
+            times[name].append((time.perf_counter() - start) / count / f.steps)
     return times
 
 
@@ -184,18 +207,40 @@ def main() -> None:
         shard = np.ones((count,), dtype)
         return jax.make_array_from_callback((ranks * count,), sharding, lambda _: shard)
 
-    def functions_for(op: str, steps: int, x: Any) -> dict[str, Callable[[], Any]]:
+    def functions_for(op: str, steps: dict[str, int], x: Any) -> dict[str, Timed]:
         compiled: dict[str, Callable[[Any], Any]] = {}
         if comm is not None:
-            f = make_mpi4jax(op, steps, comm)
+            f = make_mpi4jax(op, steps["mpi4jax"], comm)
             compiled = {} if f is None else {"mpi4jax": f}
         else:
             modules = shard_map_functions([p for p in peers if p != "memcpy"])
-            compiled = {p: make_shard_map(m, op, steps, mesh) for p, m in modules.items()}
+            compiled = {p: make_shard_map(m, op, steps[p], mesh) for p, m in modules.items()}
         return {
-            p: lambda f=f: jax.block_until_ready(f(x))  # type: ignore[misc]
+            p: Timed(lambda f=f: jax.block_until_ready(f(x)), steps[p])  # type: ignore[misc]
             for p, f in compiled.items()
         }
+
+    if comm is None:
+        from jax import lax
+
+        along = sharding.spec
+        slowest = jax.jit(
+            jax.shard_map(
+                lambda t: lax.pmax(t, "x"),
+                mesh=mesh,
+                in_specs=along,
+                out_specs=along,
+                check_vma=False,
+            )
+        )
+
+    def agree(seconds: float) -> float:
+        """The most of all processes."""
+        if comm is not None:
+            return float(comm.allreduce(seconds, op=MPI.MAX))
+        each = np.full((ranks,), seconds, np.float32)
+        most = slowest(jax.make_array_from_callback(each.shape, sharding, lambda i: each[i]))
+        return float(most.addressable_shards[0].data[0])
 
     rows: list[dict] = []
 
@@ -204,19 +249,26 @@ def main() -> None:
 
     for size in plan["sizes"]:
         if "memcpy" in peers:
-            for way, times_of in measure(
-                copies(size, local), plan["rounds"], calls_for(size), 1
-            ).items():
+            copying = {way: Timed(f, 1) for way, f in copies(size, local).items()}
+            limits = (plan["rounds"], calls_for(size), plan["cell_seconds"], agree)
+            for way, times_of in measure(copying, *limits).items():
                 record({"memcpy": times_of}, op=way, dtype="bytes", bytes=size, in_program=False)
         for dtype in plan["dtypes"]:
             kind = {"f32": jnp.float32, "bf16": jnp.bfloat16}[dtype]
             for op in plan["operations"]:
                 x = operand(elements(op, size, DTYPES[dtype], ranks), kind)
-                for in_program in (False, True) if size < IN_PROGRAM_BELOW else (False,):
-                    steps = plan["steps"] if in_program else 1
-                    calls = 1 if in_program else calls_for(size)
-                    times = measure(functions_for(op, steps, x), plan["rounds"], calls, steps)
-                    record(times, op=op, dtype=dtype, bytes=size, in_program=in_program)
+                limit = plan["cell_seconds"]
+                steps = dict.fromkeys(peers, 1)
+                one_call = functions_for(op, steps, x)
+                times = measure(one_call, plan["rounds"], calls_for(size), limit, agree)
+                record(times, op=op, dtype=dtype, bytes=size, in_program=False)
+                if size >= IN_PROGRAM_BELOW:
+                    continue
+                for peer, each in times.items():
+                    fit = limit / (plan["rounds"] + 2) / agree(statistics.median(each))
+                    steps[peer] = max(min(plan["steps"], int(fit)), 2)
+                times = measure(functions_for(op, steps, x), plan["rounds"], 1, limit, agree)
+                record(times, op=op, dtype=dtype, bytes=size, in_program=True)
     if rank == 0:
         with open(out, "a") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
