@@ -24,6 +24,7 @@ import os
 import pathlib
 import re
 import sys
+import types
 import unittest
 
 import excluded
@@ -107,8 +108,20 @@ def name_of(item):
     return "::".join([pathlib.PurePath(path).name, *names])
 
 
+def _wrapped(function):
+    """`function` and those in it: not every decorator of JAX's tests says what it wraps."""
+    found, left = [], [function]
+    while left:
+        f = inspect.unwrap(left.pop())
+        if isinstance(f, types.FunctionType) and f not in found:
+            found.append(f)
+            left += [cell.cell_contents for cell in f.__closure__ or ()]
+    return found
+
+
 def _is_about_collectives(item):
-    return _ABOUT_COLLECTIVES.search(inspect.getsource(inspect.unwrap(item.function))) is not None
+    sources = (inspect.getsource(f) for f in _wrapped(item.function))
+    return any(_ABOUT_COLLECTIVES.search(source) for source in sources)
 
 
 def pytest_collection_modifyitems(config, items):
