@@ -20,6 +20,12 @@ namespace uccl::proxy {
 
 class ProxyThread;
 
+// What all FIFOs have under way to one process. Relaxed: a limit, and a hint.
+struct PeerLoad {
+  std::atomic<int64_t> in_flight{0};  // puts without acknowledgement
+  std::atomic<bool> lost{false};
+};
+
 class Fifo final {
  public:
   Fifo(std::shared_ptr<Entry> entry_in, uint16_t number_in, ProxyThread* thread_in,
@@ -31,10 +37,10 @@ class Fifo final {
 
   // Puts of one channel to one rank. Numbers wrap around.
   struct Stream {
-    uint32_t next = 0;                           // number of the next put
-    uint32_t acked = 0;                          // all below are acknowledged
-    uint32_t requested = 0;                      // an acknowledgement up to here was asked for
-    std::atomic<int64_t>* to_process = nullptr;  // Carrier::InFlight
+    uint32_t next = 0;         // number of the next put
+    uint32_t acked = 0;        // all below are acknowledged
+    uint32_t requested = 0;    // an acknowledgement up to here was asked for
+    PeerLoad* load = nullptr;  // Carrier::LoadOf
   };
   static uint32_t StreamKey(uint32_t peer, uint32_t channel) { return peer << 6 | channel; }
 

@@ -45,9 +45,9 @@ struct Proxy::Impl final : Carrier {
   // ---- Carrier ----
   bool IsLocal(ProcessId process) const override { return process == self; }
   bool in_use() const override { return uses.load(std::memory_order_seq_cst) > 0; }
-  std::atomic<int64_t>& InFlight(ProcessId process) override {
+  PeerLoad& LoadOf(ProcessId process) override {
     std::shared_lock lock(mutex);
-    return *in_flight.at(ToInt(process));
+    return *loads.at(ToInt(process));
   }
   std::shared_ptr<Entry> LocalEntry(uint64_t key, uint32_t rank) override {
     std::shared_lock lock(mutex);
@@ -89,7 +89,7 @@ struct Proxy::Impl final : Carrier {
     std::vector<std::pair<int32_t, uint64_t>> fresh;
     {
       std::unique_lock lock(mutex);
-      for (const auto& [process, count] : in_flight) {
+      for (const auto& [process, load] : loads) {
         if (ProcessId{process} == self || lost.contains(process)) continue;
         const uint64_t token = NewToken(TokenKind::kLifeline, 0);
         if (lifelines.emplace(process, token).second) fresh.emplace_back(process, token);
@@ -159,7 +159,7 @@ struct Proxy::Impl final : Carrier {
       Discard(peer, info.tag);
       Status status = decoded.status();
       status.process = ToInt(peer);
-      return FailProcess(peer, status);
+      return FailProcess(peer, status, /*lost=*/false);
     }
     const PutNote& note = decoded.value();
     std::shared_ptr<Entry> entry = LocalEntry(info.digest, note.destination);
@@ -211,11 +211,13 @@ struct Proxy::Impl final : Carrier {
     Carry(entry.get(), verdict.value().answer);
   }
 
-  void FailProcess(ProcessId process, const Status& status) {
+  // With `lost`, regions that leave the judgement to the layer above go on.
+  void FailProcess(ProcessId process, const Status& status, bool lost) {
     std::vector<std::shared_ptr<Entry>> concerned;
     {
       std::shared_lock lock(mutex);
       for (const auto& [name, entry] : by_name) {
+        if (lost && !entry->region->fails_on_lost_peer()) continue;
         for (uint32_t rank = 0; rank < entry->region->ranks(); ++rank) {
           if (entry->region->ProcessOf(rank) != process) continue;
           concerned.push_back(entry);
@@ -263,9 +265,11 @@ struct Proxy::Impl final : Carrier {
         posted.push_back({held.peer, held.is_send, token, std::nullopt});
       }
     }
-    left.count = 1;
-    engine->Cancel(std::move(posted), [&left] { left.Down(); });
-    left.Wait();
+    if (engine != nullptr) {
+      left.count = 1;
+      engine->Cancel(std::move(posted), [&left] { left.Down(); });
+      left.Wait();
+    }
     std::lock_guard lock(entry->mutex);
     entry->fifos.clear();  // they hold the entry
   }
@@ -289,8 +293,8 @@ struct Proxy::Impl final : Carrier {
   std::map<uint32_t, std::shared_ptr<Entry>> by_id;
   std::set<RegionName> closed;  // were registered, and are no more
   std::map<RegionName, std::deque<Early>> early;
-  std::map<int32_t, std::unique_ptr<std::atomic<int64_t>>> in_flight;  // by process; never erased
-  std::map<int32_t, uint64_t> lifelines;                               // tokens, by process
+  std::map<int32_t, std::unique_ptr<PeerLoad>> loads;  // by process; never erased
+  std::map<int32_t, uint64_t> lifelines;               // tokens, by process
   std::map<int32_t, Status> lost;
   std::vector<std::shared_ptr<fifo::HostFifo>> memories;  // of FIFOs that are our own
   uint32_t next_entry = 0;
@@ -334,6 +338,15 @@ Result<std::shared_ptr<Region>> Proxy::RegisterRegion(RegionOptions options) {
                              std::to_string(ToInt(r.ProcessOf(r.rank()))) + ", not to this one (" +
                              std::to_string(ToInt(impl.self)) + ")");
   }
+  if (impl.engine == nullptr) {
+    for (uint32_t rank = 0; rank < r.ranks(); ++rank) {
+      if (r.ProcessOf(rank) == impl.self) continue;
+      return Status::Error(StatusCode::kInvalidArgument,
+                           "region: rank " + std::to_string(rank) + " belongs to process " +
+                               std::to_string(ToInt(r.ProcessOf(rank))) +
+                               ", and this proxy has no engine to reach it");
+    }
+  }
   const RegionName name{r.key(), r.rank()};
   std::deque<Impl::Early> early;
   Status lost;
@@ -352,9 +365,12 @@ Result<std::shared_ptr<Region>> Proxy::RegisterRegion(RegionOptions options) {
     }
     for (uint32_t rank = 0; rank < r.ranks(); ++rank) {
       const int32_t process = ToInt(r.ProcessOf(rank));
-      auto& count = impl.in_flight[process];
-      if (count == nullptr) count = std::make_unique<std::atomic<int64_t>>(0);
-      if (const auto it = impl.lost.find(process); it != impl.lost.end()) lost = it->second;
+      auto& load = impl.loads[process];
+      if (load == nullptr) load = std::make_unique<PeerLoad>();
+      if (const auto it = impl.lost.find(process); it != impl.lost.end()) {
+        lost = it->second;
+        load->lost.store(true, std::memory_order_relaxed);
+      }
     }
     auto entry = std::make_shared<Entry>(impl.next_entry++, region.value(), impl.window);
     impl.by_name[name] = entry;
@@ -364,7 +380,7 @@ Result<std::shared_ptr<Region>> Proxy::RegisterRegion(RegionOptions options) {
       impl.early.erase(it);
     }
   }
-  if (!lost.ok()) region.value()->Fail(lost);
+  if (!lost.ok() && r.fails_on_lost_peer()) region.value()->Fail(lost);
   if (impl.in_use()) impl.PostLifelines();
   for (const Impl::Early& put : early) impl.Arrive(put.peer, put.info);
   return region;
@@ -444,6 +460,8 @@ void Proxy::OnMessage(ProcessId peer, const core::Event& event) {
     const Status status = event.status.ok()
                               ? Status::Error(StatusCode::kProtocol, "a put changed under way")
                               : event.status;
+    // The connection died, and OnPeerLost says so.
+    if (!event.status.ok() && !entry->region->fails_on_lost_peer()) return;
     return entry->region->Fail(status);
   }
   if (!held.is_send) impl_->Carry(entry.get(), entry->inbound.OnLanded(held.note));
@@ -452,16 +470,29 @@ void Proxy::OnMessage(ProcessId peer, const core::Event& event) {
 void Proxy::OnArrival(ProcessId peer, const core::MessageInfo& info) { impl_->Arrive(peer, info); }
 
 void Proxy::OnPeerLost(ProcessId peer, const Status& status) {
+  PeerLoad* load = nullptr;
   {
     std::unique_lock lock(impl_->mutex);
     impl_->lost.emplace(ToInt(peer), status);
+    if (const auto it = impl_->loads.find(ToInt(peer)); it != impl_->loads.end()) {
+      load = it->second.get();
+      load->lost.store(true, std::memory_order_relaxed);
+    }
     impl_->lifelines.erase(ToInt(peer));
     for (auto& [name, puts] : impl_->early) {
       std::erase_if(puts, [&](const Impl::Early& put) { return put.peer == peer; });
     }
   }
-  impl_->FailProcess(peer, status);
+  impl_->FailProcess(peer, status, /*lost=*/true);
+  for (const auto& thread : impl_->threads) {
+    ProxyThread::Event event;
+    event.kind = ProxyThread::Event::Kind::kLost;
+    event.load = load;
+    if (load != nullptr) thread->Push(std::move(event));
+  }
 }
+
+void Proxy::StopWatching() { impl_->OnQuietTime(); }
 
 ProxyStats Proxy::Stats() const {
   ProxyStats all;

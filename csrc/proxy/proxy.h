@@ -47,8 +47,9 @@ struct ProxyStats {
 
 class Proxy final {
  public:
-  // Starts the threads. `engine` is connected or will be, as process `self`, and outlives this; its
-  // sink hands over what OwnsToken and core::IsPut name (PutSwitch does).
+  // Starts the threads. `engine` is connected or will be, as process `self`, and outlives this (but
+  // for its destructor); its sink hands over what OwnsToken and core::IsPut name (PutSwitch does).
+  // Null where there are no other processes.
   static Result<std::unique_ptr<Proxy>> Start(const Config& config, engine::Engine* engine,
                                               ProcessId self);
   ~Proxy();  // Shutdown
@@ -76,6 +77,9 @@ class Proxy final {
    private:
     Proxy* const proxy_;
   };
+
+  // Peers are not watched any more, now and not some time after the last Use; there is none.
+  void StopWatching();
 
   // From the engine's sink.
   static bool OwnsToken(uint64_t token) { return token >> 63 != 0; }

@@ -157,6 +157,9 @@ bool ProxyThread::TakeEvents() {
       case Event::Kind::kAck:
         OnAck(fifo, event.note);
         break;
+      case Event::Kind::kLost:
+        for (const auto& each : fifos_) OnLost(each.get(), event.load);
+        break;
       case Event::Kind::kBarrierPassed:
         fifo->barrier = Fifo::Barrier::kPassed;
         break;
@@ -185,7 +188,17 @@ void ProxyThread::OnAck(Fifo* fifo, const PutNote& note) {
   }
   fifo->in_flight -= news;
   // Relaxed: a limit, no data hangs on it.
-  it->second.to_process->fetch_sub(news, std::memory_order_relaxed);
+  it->second.load->in_flight.fetch_sub(news, std::memory_order_relaxed);
+}
+
+void ProxyThread::OnLost(Fifo* fifo, PeerLoad* load) {
+  for (auto& [key, stream] : fifo->streams) {
+    if (stream.load != load) continue;
+    const uint32_t count = stream.next - stream.acked;
+    stream.acked = stream.requested = stream.next;
+    fifo->in_flight -= count;
+    load->in_flight.fetch_sub(count, std::memory_order_relaxed);
+  }
 }
 
 void ProxyThread::StopFifo(Fifo* fifo) {
@@ -193,7 +206,7 @@ void ProxyThread::StopFifo(Fifo* fifo) {
   fifo->consumer.Stop();
   // What it has in flight is nobody's any more; the caps are for those that go on.
   for (const auto& [key, stream] : fifo->streams) {
-    stream.to_process->fetch_sub(stream.next - stream.acked, std::memory_order_relaxed);
+    stream.load->in_flight.fetch_sub(stream.next - stream.acked, std::memory_order_relaxed);
   }
   fifo->streams.clear();
   fifo->in_flight = 0;
@@ -261,11 +274,13 @@ ProxyThread::Outcome ProxyThread::Carry(Fifo* fifo, const Command& command) {
 ProxyThread::Outcome ProxyThread::CarryPut(Fifo* fifo, const Command& command) {
   Entry& entry = *fifo->entry;
   Fifo::Stream& stream = fifo->streams[Fifo::StreamKey(command.peer, command.channel)];
-  if (stream.to_process == nullptr) {
-    stream.to_process = &carrier_->InFlight(entry.region->ProcessOf(command.peer));
+  if (stream.load == nullptr) {
+    stream.load = &carrier_->LoadOf(entry.region->ProcessOf(command.peer));
   }
+  // Nobody is there to take it; where that matters, the region has failed.
+  if (stream.load->lost.load(std::memory_order_relaxed)) return Outcome::kDone;
   if (fifo->in_flight >= limits_.fifo_inflight ||
-      stream.to_process->load(std::memory_order_relaxed) >= limits_.peer_inflight) {
+      stream.load->in_flight.load(std::memory_order_relaxed) >= limits_.peer_inflight) {
     return Outcome::kWait;
   }
   PutNote note;
@@ -280,7 +295,7 @@ ProxyThread::Outcome ProxyThread::CarryPut(Fifo* fifo, const Command& command) {
   note.amount = command.amount;
   ++fifo->in_flight;
   // Relaxed: a limit, and several threads may pass it by one put each.
-  stream.to_process->fetch_add(1, std::memory_order_relaxed);
+  stream.load->in_flight.fetch_add(1, std::memory_order_relaxed);
   Count(&stats_.puts);
   Count(&stats_.put_bytes, command.bytes);
   carrier_->SendPut(&entry, note,

@@ -35,8 +35,8 @@ class Carrier {
   virtual std::shared_ptr<Entry> LocalEntry(uint64_t key, uint32_t rank) = 0;
   virtual bool IsLocal(ProcessId process) const = 0;
   virtual void EnterBarrier(Entry* entry, uint8_t channel) = 0;
-  // Puts in flight to that process.
-  virtual std::atomic<int64_t>& InFlight(ProcessId process) = 0;
+  // Never moves, nor ends before the threads.
+  virtual PeerLoad& LoadOf(ProcessId process) = 0;
   virtual bool in_use() const = 0;
   // No use for a while: called by the first thread before it sleeps for good.
   virtual void OnQuietTime() = 0;
@@ -60,10 +60,18 @@ class ProxyThread final {
   void Stop();            // and waits for its end
 
   struct Event {
-    enum class Kind : uint8_t { kWake, kAdd, kRemove, kAck, kBarrierPassed } kind = Kind::kWake;
+    enum class Kind : uint8_t {
+      kWake,
+      kAdd,
+      kRemove,
+      kAck,
+      kBarrierPassed,
+      kLost
+    } kind = Kind::kWake;
     std::shared_ptr<Fifo> fifo;
     PutNote note;                // of kAck
     std::function<void()> done;  // of kRemove: the FIFO is not touched again
+    PeerLoad* load = nullptr;    // of kLost: no acknowledgement comes from there any more
   };
   void Push(Event event);
   const ThreadStats& stats() const { return stats_; }
@@ -72,6 +80,7 @@ class ProxyThread final {
   void Run();
   bool TakeEvents();
   void OnAck(Fifo* fifo, const PutNote& note);
+  static void OnLost(Fifo* fifo, PeerLoad* load);
   bool Step(Fifo* fifo);
   enum class Outcome : uint8_t { kDone, kWait, kFailed };
   Outcome Carry(Fifo* fifo, const fifo::Command& command);

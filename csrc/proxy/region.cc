@@ -1,6 +1,7 @@
 // Counters, waits and failure of a region. See region.h.
 #include "csrc/proxy/region.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -79,11 +80,23 @@ void Region::Notify() {
 }
 
 Status Region::Wait(uint32_t counter, uint64_t threshold, Nanos timeout) {
-  if (counter >= counters_.size()) {
-    return Invalid("there is no counter " + std::to_string(counter) + "; it has " +
-                   std::to_string(counters_.size()));
+  const Threshold one{counter, threshold};
+  return WaitAny({&one, 1}, timeout);
+}
+
+Status Region::WaitAny(std::span<const Threshold> thresholds, Nanos timeout) {
+  for (const Threshold& t : thresholds) {
+    if (t.counter >= counters_.size()) {
+      return Invalid("there is no counter " + std::to_string(t.counter) + "; it has " +
+                     std::to_string(counters_.size()));
+    }
   }
-  if (Read(counter) >= threshold) return Status::Ok();
+  const auto reached = [&] {
+    return std::ranges::any_of(thresholds, [&](const Threshold& t) {
+      return std::atomic_ref(counters_[t.counter]).load(std::memory_order_seq_cst) >= t.value;
+    });
+  };
+  if (reached()) return Status::Ok();
   const auto start = std::chrono::steady_clock::now();
   // Far enough for "no limit", near enough not to overflow.
   const auto deadline = start + std::min<Nanos>(timeout, std::chrono::hours(24 * 365));
@@ -91,19 +104,20 @@ Status Region::Wait(uint32_t counter, uint64_t threshold, Nanos timeout) {
   Status status;
   {
     std::unique_lock lock(mutex_);
-    const bool reached = changed_.wait_until(lock, deadline, [&] {
-      return has_failed_.load(std::memory_order_relaxed) ||
-             std::atomic_ref(counters_[counter]).load(std::memory_order_seq_cst) >= threshold;
-    });
-    const uint64_t value = Read(counter);
-    if (value >= threshold) {
+    const bool over = changed_.wait_until(
+        lock, deadline, [&] { return has_failed_.load(std::memory_order_relaxed) || reached(); });
+    if (reached()) {
       status = Status::Ok();
-    } else if (reached) {
+    } else if (over) {
       status = failure_;
     } else {
-      status = Status::Error(StatusCode::kPeerTimeout, "counter " + std::to_string(counter) +
-                                                           " has reached " + std::to_string(value) +
-                                                           " of " + std::to_string(threshold));
+      std::string text;
+      for (const Threshold& t : thresholds) {
+        text += (text.empty() ? "counter " : ", counter ") + std::to_string(t.counter) +
+                " has reached " + std::to_string(Read(t.counter)) + " of " +
+                std::to_string(t.value);
+      }
+      status = Status::Error(StatusCode::kPeerTimeout, text);
       status.elapsed = std::chrono::steady_clock::now() - start;
     }
   }

@@ -36,6 +36,9 @@ struct RegionOptions {
   size_t num_counters = 0;
   std::span<uint64_t> counters;
   uint64_t* failed = nullptr;
+  // Whether the loss of a process that owns a rank is a failure of the region. Otherwise the layer
+  // above decides: a process may leave because it has done its part.
+  bool fail_on_lost_peer = true;
 };
 
 class Region final {
@@ -47,6 +50,7 @@ class Region final {
   uint32_t ranks() const { return static_cast<uint32_t>(options_.processes.size()); }
   ProcessId ProcessOf(uint32_t rank) const { return options_.processes[rank]; }
   MutableBytes memory() const { return options_.memory; }
+  bool fails_on_lost_peer() const { return options_.fail_on_lost_peer; }
   std::span<const uint64_t> counters() const { return counters_; }
   const uint64_t* failed_word() const { return failed_; }
 
@@ -54,6 +58,12 @@ class Region final {
   // Until the counter has reached `threshold`; the region's failure, or kPeerTimeout after
   // `timeout` with what was reached. For threads that may block.
   Status Wait(uint32_t counter, uint64_t threshold, Nanos timeout);
+  struct Threshold {
+    uint32_t counter = 0;
+    uint64_t value = 0;
+  };
+  // Likewise, until any of them has reached its value.
+  Status WaitAny(std::span<const Threshold> thresholds, Nanos timeout);
   // Calls `fn` once: with Ok when the counter has reached `threshold`, or with the region's
   // failure. Now, or later on the thread that brings it about, where it must not block.
   void OnReached(uint32_t counter, uint64_t threshold, std::function<void(const Status&)> fn);
