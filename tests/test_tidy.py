@@ -21,11 +21,15 @@ ARROWS: dict[str, set[str]] = {
     "csrc/nic": {"csrc/base"},
     "csrc/shm": {"csrc/base", "csrc/core"},
     "csrc/engine": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm"},
-    "csrc/collectives": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm", "csrc/engine", "csrc/cuda"},
+    "csrc/collectives": {
+        "csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm", "csrc/engine", "csrc/cuda", "csrc/proxy",
+        "csrc/executor",
+    },
     "csrc/sim": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm", "csrc/engine"},
     "csrc/moe": {"csrc/base", "csrc/core", "csrc/engine", "csrc/fifo", "csrc/proxy", "csrc/cuda"},
     "csrc/cuda": {"csrc/base", "csrc/fifo"},
     "csrc/fifo": {"csrc/base"},
+    "csrc/executor": {"csrc/base", "csrc/engine", "csrc/fifo", "csrc/cuda", "csrc/proxy"},
     "csrc/proxy": {"csrc/base", "csrc/core", "csrc/engine", "csrc/fifo"},
     "xla_ffi": {
         "csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine", "csrc/collectives",
