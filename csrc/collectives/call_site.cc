@@ -140,11 +140,31 @@ void CallSite::MarkExecuted(InstanceTable* instances) {
   instances->MarkExecuted(instance_.group.get());
 }
 
+Result<CallSite::Plan> CallSite::PlanRanks(const Communicator& comm, const PlanPolicy& policy,
+                                           PlanRequest request, Plan* plan) {
+  std::vector<Member> ranks = comm.members;
+  request.hosts.clear();
+  for (size_t m = 0; m < ranks.size(); ++m) {
+    const auto process = static_cast<size_t>(ToInt(ranks[m].process));
+    if (!policy.hosts.empty())
+      request.hosts.push_back(process < policy.hosts.size() ? policy.hosts[process] : 0);
+    ranks[m].process = static_cast<ProcessId>(m);
+  }
+  const Result<const Algorithm*> chosen = ChooseAlgorithm(request, ranks, policy);
+  if (!chosen.ok()) return chosen.status();
+  for (uint32_t member : comm.locals) {
+    plan->of_ranks.push_back(std::make_shared<const Schedule>(
+        MakeSchedule(*chosen.value(), request, ranks, static_cast<ProcessId>(member))));
+  }
+  plan->algorithm = chosen.value();
+  return *plan;
+}
+
 Result<CallSite::Plan> CallSite::PlanFor(const Communicator& comm, uint64_t elements, DType dtype,
-                                         const PlanPolicy& policy) {
+                                         const PlanPolicy& policy, bool by_rank) {
   std::lock_guard lock(mutex_);
-  Plan& plan = plans_[{comm.id, elements, policy.id}];
-  if (plan.schedule != nullptr) return plan;
+  Plan& plan = plans_[{comm.id, elements, policy.id, by_rank}];
+  if (plan.algorithm != nullptr) return plan;
   PlanRequest request;
   request.kind = spec_.kind;
   request.dtype = dtype;
@@ -154,6 +174,7 @@ Result<CallSite::Plan> CallSite::PlanFor(const Communicator& comm, uint64_t elem
   request.permutation = spec_.permutation;
   request.root = static_cast<uint32_t>(spec_.root);
   request.hosts = policy.hosts;
+  if (by_rank) return PlanRanks(comm, policy, request, &plan);
   const Result<const Algorithm*> chosen = ChooseAlgorithm(request, comm.members, policy);
   if (!chosen.ok()) return chosen.status();
   plan.algorithm = chosen.value();

@@ -70,10 +70,13 @@ class CallSite final {
   struct Plan {
     const Algorithm* algorithm = nullptr;
     std::shared_ptr<const Schedule> schedule;
+    // Instead of it where every rank works for itself: by local index, each as if its rank were a
+    // process of its own, whose number is its place in the group.
+    std::vector<std::shared_ptr<const Schedule>> of_ranks;
   };
   // Made once per communicator, payload size and policy. Errors of ChooseAlgorithm.
   Result<Plan> PlanFor(const Communicator& comm, uint64_t elements, DType dtype,
-                       const PlanPolicy& policy);
+                       const PlanPolicy& policy, bool by_rank);
 
   // Closes the group of instances this one was numbered in (see InstanceTable).
   void MarkExecuted(InstanceTable* instances);
@@ -84,6 +87,8 @@ class CallSite final {
 
  private:
   explicit CallSite(CallSiteSpec spec) : spec_(std::move(spec)) {}
+  static Result<Plan> PlanRanks(const Communicator& comm, const PlanPolicy& policy,
+                                PlanRequest request, Plan* plan);
 
   CallSiteSpec spec_;
   InstanceTable::Instance instance_;
@@ -91,8 +96,8 @@ class CallSite final {
   std::atomic<bool> executed_{false};
   std::mutex mutex_;  // guards the two caches
   std::map<int64_t, Seat> seats_;
-  // (comm, elements, policy): settings may change from one epoch to the next.
-  std::map<std::tuple<uint64_t, uint64_t, uint64_t>, Plan> plans_;
+  // (comm, elements, policy, by_rank): settings may change from one epoch to the next.
+  std::map<std::tuple<uint64_t, uint64_t, uint64_t, bool>, Plan> plans_;
 };
 
 }  // namespace uccl::coll

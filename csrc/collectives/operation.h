@@ -1,22 +1,16 @@
-// One operation in flight, as seen by one process: joins the calls of the local ranks with the
-// messages of the remote ones and walks through the schedule.
+// One operation in flight, as seen by one process: what it is, which of the ranks here have joined
+// it, and what is missing. How its bytes move is up to the executor: direct_operation.h and
+// fifo_operation.h.
 //
-//   waiting for locals --Arrive--> running stage 0 .. stage k --> done
-//            \________________________ Fail ____________________/-> failed, buffers withdrawn ->
-//            done
-//
-// Threads: Arrive runs on XLA's threads, OnTransfer* on the engine thread, reductions on either or
-// on the worker pool, Fail anywhere. One mutex guards the whole state; buffers are read and written
-// outside it, by whoever counted itself into `active_` under it. A local rank is completed exactly
-// once: when nothing that names its buffers is left (its future may then free them), or after a
-// failure when no thread and no message can touch any buffer of the operation any more.
+// A local rank is completed exactly once: when nothing that names its buffers is left (its future
+// may then free them), or after a failure when no thread and no message can touch any buffer of the
+// operation any more.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <span>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +22,7 @@
 #include "csrc/collectives/stay_policy.h"
 #include "csrc/collectives/worker_pool.h"
 #include "csrc/engine/engine.h"
+#include "csrc/executor/rank_stream.h"
 
 namespace uccl::coll {
 
@@ -71,25 +66,24 @@ class OperationHost {
   virtual void OnOperationOver(Operation* op) = 0;
 };
 
-class Operation final : public std::enable_shared_from_this<Operation> {
+class Operation : public std::enable_shared_from_this<Operation> {
  public:
-  Operation(OperationHost* host, uint64_t id, const OpKey& key, uint64_t seq, Nanos started,
-            std::shared_ptr<const Communicator> comm, const Call& first,
-            const CallSite::Plan& plan);
+  virtual ~Operation() = default;
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
 
-  // A local rank takes part. Does the copies that became possible and posts its messages. The last
-  // rank to come may stay with `engine` for a moment (null: not), see stay_policy.h; else it never
-  // waits.
-  void Arrive(uint32_t local, Call call, const ExecutionTable::Call& matched,
-              engine::Engine* engine, StayPolicy* policy);
+  // A local rank takes part; any thread. The last rank to come may stay with `engine` for a moment
+  // (null: not), see stay_policy.h; else it never waits.
+  virtual void Arrive(uint32_t local, Call call, const ExecutionTable::Call& matched,
+                      engine::Engine* engine, StayPolicy* policy) = 0;
 
   // Engine thread. `index` is the low part of the token; `address` is not 0 where the message was
   // lent.
-  void OnTransferDone(uint32_t index, uint64_t address);
+  virtual void OnTransferDone(uint32_t index, uint64_t address) = 0;
 
   // First failure wins; later ones are ignored. Completes every arrived rank with it, once that is
   // safe.
-  void Fail(const Status& cause);
+  virtual void Fail(const Status& cause) = 0;
 
   // What is missing, for error texts and for `status()`.
   struct Missing {
@@ -97,7 +91,16 @@ class Operation final : public std::enable_shared_from_this<Operation> {
     std::vector<Member> remote;          // still owe data, or have not acknowledged ours
     std::vector<uint32_t> owed_by;       // indices of the members that owe data
   };
-  Missing GetMissing() const;
+  virtual Missing GetMissing() const = 0;
+  virtual bool completed() const = 0;  // every local member has its result
+  virtual bool over() const = 0;
+  virtual bool failed() const = 0;
+  // Whether anything is still to be sent to that process or received from it. Once false, it stays
+  // so.
+  virtual bool Needs(ProcessId process) const = 0;
+  // Among the operations of its communicator, where they have an order.
+  virtual std::optional<executor::Place> place() const { return std::nullopt; }
+
   // This operation's fields (op, comm, seq, elapsed) over the cause's code, peer and detail.
   Status Describe(const Status& cause, Nanos now) const;
 
@@ -109,99 +112,40 @@ class Operation final : public std::enable_shared_from_this<Operation> {
   const std::string& label() const { return label_; }
   uint64_t seq() const { return seq_; }
   Nanos started() const { return started_; }
-  bool completed() const;  // every local member has its result
-  bool over() const;
-  bool failed() const;
-  // Whether anything is still to be sent to that process or received from it. Once false, it stays
-  // so.
-  bool Needs(ProcessId process) const;
 
   static constexpr uint32_t kIndexBits = 24;
   uint64_t TokenOf(uint32_t index) const { return (id_ << kIndexBits) | index; }
 
- private:
-  enum class ItemState : uint8_t { kIdle, kPosted, kDone };
-  struct Local {
-    Call call;
-    ExecutionTable::Call matched;
-    bool arrived = false, completed = false;
-    // Its Arrive runs still, and is the one to complete it: XLA attaches its continuation later.
-    // All other completions run XLA code and go to the pool.
-    bool arriving = false;
-    bool ready = false;  // completed meanwhile, but for its `done`
-    uint64_t left = 0;   // items that name its buffers and are not finished
-  };
-  // A received message that is still in the memory of its sender. The reductions of the stage read
-  // it there, block by block, which saves a passage through this process's memory.
-  struct Lent {
-    uint32_t index = 0;  // of the transfer
-    ProcessId peer{};
-    Slice slice;  // where it would be
-    uint64_t address = 0;
-  };
-  // Things to do once the mutex is released.
-  struct Work {
-    std::vector<uint32_t> transfers;  // global indices to post
-    std::vector<uint32_t> copies;     // of the current stage
+  // What all kinds of operations are made of.
+  struct Identity {
+    uint64_t id = 0;
+    OpKey key;
+    uint64_t seq = 0;  // of the communicator in this process
+    Nanos started{};
+    std::shared_ptr<const Communicator> comm;
   };
 
-  const Stage& stage() const { return schedule_->stages[stage_]; }
-  const Transfer& TransferAt(uint32_t index, bool* is_send, uint32_t* stage) const;
-  std::byte* Address(const Slice& slice) const;
-  void Stay(uint32_t local, engine::Engine* engine, StayPolicy* policy);
-  void LeaveArrive(uint32_t local);
-  Status PlaceRagged(uint32_t local);
-  void Touch(const Slice& slice, int64_t delta);
-  bool Ready(const Slice& slice) const;
-  void CollectReady(int64_t local, Work* work);
-  void Perform(const Work& work);
-  void FinishItems(std::unique_lock<std::mutex>& lock, uint64_t items, bool heavy);
-  void Advance(std::unique_lock<std::mutex>& lock, bool heavy);
-  void FinishReductions();
-  void EnterNextStage(std::unique_lock<std::mutex>& lock);
-  void RunReductions(bool share);
-  void RunIndependent(std::span<const Reduction> reductions, bool share);
-  void RunPart(const Reduction& reduction, uint64_t begin, uint64_t end);
-  uint64_t Width(const Slice& slice) const;  // bytes of an element
-  const Lent* FindLent(const Slice& slice) const;
-  void ReturnLent();
-  void CompleteLocals(std::unique_lock<std::mutex>& lock);
-  void WithdrawIfQuiet(std::unique_lock<std::mutex>& lock);
+ protected:
+  Operation(OperationHost* host, const Identity& identity, const Call& first,
+            const CallSite::Plan& plan);
+  // Of a message of this operation.
+  core::MessageInfo InfoOf(const core::MessageTag& tag, uint64_t size_bytes) const;
+  // The call of a rank that has one under way.
+  Status JoinedTwice(const Call& call) const;
+  // Two ranks disagree about what one sends to the other.
+  Status SizesDiffer(uint32_t source, uint64_t sends, uint32_t target, uint64_t expects) const;
 
   OperationHost* const host_;
+  const std::shared_ptr<const Communicator> comm_;
+
+ private:
   const uint64_t id_;
   const OpKey key_;
   const uint64_t seq_;
   const Nanos started_;
-  const std::shared_ptr<const Communicator> comm_;
   const std::string label_;
-  std::shared_ptr<const Schedule> schedule_;
-  // The same of a ragged exchange, where each arriving rank fills in its own offsets and sizes;
-  // those of an item are read once both of its ranks are here.
-  std::shared_ptr<Schedule> ragged_;
   OpDescription description_;
   uint64_t digest_ = 0;
-  std::vector<uint32_t>
-      transfer_base_;  // per stage: global index of its first send; receives follow
-
-  mutable std::mutex mutex_;  // guards all below
-  std::vector<Local> locals_;
-  std::vector<ItemState> transfers_;
-  std::vector<bool> copied_;  // of the current stage
-  ScratchPool::Buffer scratch_;
-  // Of the current stage. Read without the mutex while its reductions run: nothing is received
-  // then.
-  std::vector<Lent> lent_;
-  Status lent_read_;  // the first of them that could not be read
-  size_t stage_ = 0;
-  // Of this stage, what is not finished: arrivals (stage 0), receives and copies, for which its
-  // reductions wait; and sends, for which only the next stage does.
-  uint64_t stage_left_ = 0, sends_left_ = 0;
-  uint64_t arrived_ = 0, completed_ = 0;
-  uint64_t active_ = 0;  // threads that may touch buffers
-  bool reducing_ = false, reduced_ = false, stages_done_ = false;
-  bool failed_ = false, withdrawn_ = false, withdrawing_ = false, over_ = false;
-  Status failure_;
 };
 
 }  // namespace uccl::coll

@@ -1,7 +1,5 @@
-// Tables, failures and the watchdog of runtime.h.
+// Tables, epochs and failures of runtime.h.
 #include "csrc/collectives/runtime.h"
-
-#include <pthread.h>
 
 #include <algorithm>
 #include <chrono>
@@ -12,7 +10,9 @@
 #include "csrc/base/hash.h"
 #include "csrc/base/huge_pages.h"
 #include "csrc/collectives/abort_message.h"
+#include "csrc/collectives/direct_operation.h"
 #include "csrc/collectives/failure_text.h"
+#include "csrc/collectives/fifo_operation.h"
 
 namespace uccl::coll {
 namespace {
@@ -22,6 +22,18 @@ uint64_t ReduceThreads(int processes) {
   constexpr uint64_t kMost = 16;  // more share one memory in vain
   const uint64_t cores = std::thread::hardware_concurrency();
   return std::clamp<uint64_t>(cores / static_cast<uint64_t>(processes), 1, kMost);
+}
+
+// Far above what runs at a time: ranks here, times the lanes of their communicators.
+constexpr int64_t kMostPrograms = 4096;
+
+bool UsesFifos(const Config& config) { return config.executor == "fifo"; }
+
+Status CheckExecutor(const Config& config) {
+  if (config.executor == "direct" || UsesFifos(config)) return Status::Ok();
+  return Status::Error(StatusCode::kInvalidArgument,
+                       "setting executor=\"" + config.executor +
+                           "\" (JAX_UCCL_EXECUTOR) is neither \"direct\" nor \"fifo\"");
 }
 
 // A fault point: shuffles the order in which calls of different places and devices come here. Per
@@ -39,6 +51,7 @@ void TestDelay(int64_t limit_us) {
 
 Runtime::Runtime()
     : pool_(Config().completion_threads),
+      programs_(kMostPrograms),
       reduce_threads_(ReduceThreads(/*processes=*/1)),
       executions_(std::make_unique<ExecutionTable>()) {}
 
@@ -66,10 +79,20 @@ Result<std::string> Runtime::Start(const Config& config) {
   }
   auto policy = MakePolicy(config);
   if (!policy.ok()) return policy.status();
-  auto engine = engine::Engine::Start(config, this);
+  if (Status status = CheckExecutor(config); !status.ok()) return status;
+  auto parts = std::make_shared<EngineParts>();
+  engine::EngineSink* sink = this;
+  if (UsesFifos(config)) {
+    parts->puts = std::make_unique<proxy::PutSwitch>(this);
+    sink = parts->puts.get();
+  }
+  auto engine = engine::Engine::Start(config, sink);
   if (!engine.ok()) return engine.status();
   policy_ = std::move(policy.value());
-  engine_ = std::move(engine.value());
+  parts->engine = std::move(engine.value());
+  parts_ = parts;
+  engine_ = {parts, parts->engine.get()};
+  executor_ = nullptr;  // of operations within this process so far
   Apply(config);
   // A new epoch: everybody counts from zero, and what was aborted works again.
   executions_ = std::make_unique<ExecutionTable>();
@@ -138,9 +161,13 @@ Status Runtime::Shutdown(Nanos timeout) {
     drained_.wait(lock, [&] { return by_id_.empty(); });
   }
   std::shared_ptr<engine::Engine> engine;
+  std::shared_ptr<executor::Executor> executor;
   {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     engine = std::move(engine_);
+    parts_ = nullptr;
+    executor = std::move(executor_);
+    drained_.wait(lock, [&] { return judging_ == 0; });  // soon: there are no operations to judge
     connected_ = false;
     reduce_threads_.store(ReduceThreads(1), std::memory_order_relaxed);
     // The next epoch, or life without one, starts clean.
@@ -148,8 +175,12 @@ Status Runtime::Shutdown(Nanos timeout) {
     comms_.clear();
     abort_ = Status::Ok();
   }
-  if (engine == nullptr) return Status::Ok();
-  return engine->Shutdown(std::max(Nanos(0), deadline - Now()));
+  if (executor != nullptr) executor->Drain(std::max(Nanos(0), deadline - Now()));
+  Status status;
+  if (engine != nullptr) status = engine->Shutdown(std::max(Nanos(0), deadline - Now()));
+  // Not before: peers that are not that far yet have their puts acknowledged until then.
+  if (executor != nullptr) executor->Stop();
+  return status;
 }
 
 void Runtime::Apply(const Config& config) {
@@ -163,10 +194,35 @@ void Runtime::Apply(const Config& config) {
 Status Runtime::SetConfig(const Config& config) {
   auto policy = MakePolicy(config);
   if (!policy.ok()) return policy.status();
+  if (Status status = CheckExecutor(config); !status.ok()) return status;
   std::lock_guard lock(mutex_);
   policy_ = std::move(policy.value());
   Apply(config);
   return Status::Ok();
+}
+
+Result<std::shared_ptr<executor::Executor>> Runtime::ExecutorFor(ProcessId self) {
+  std::lock_guard one_at_a_time(executor_mutex_);
+  std::shared_ptr<EngineParts> parts;
+  Config config;
+  {
+    std::lock_guard lock(mutex_);
+    if (executor_ != nullptr) return executor_;
+    parts = parts_;
+    config = config_;
+  }
+  auto made = executor::Executor::Start(
+      config, parts == nullptr ? nullptr : parts->engine.get(), self,
+      [this](std::function<void()> task) { programs_.Run(std::move(task)); });
+  if (!made.ok()) return made.status();
+  if (parts != nullptr) {
+    parts->executor = made.value();
+    parts->puts->Attach(made.value()->proxy());  // calls back for puts that came early
+  }
+  std::lock_guard lock(mutex_);
+  if (parts_ != parts) return Status::Error(StatusCode::kAborted, "the runtime was shut down");
+  executor_ = std::move(made.value());
+  return executor_;
 }
 
 void Runtime::SetDefaultDevices(DeviceTable table) {
@@ -189,8 +245,10 @@ void Runtime::Submit(Call call) {
   std::shared_ptr<const DeviceTable> defaults;
   std::shared_ptr<const PlanPolicy> policy;
   int64_t test_delay_us = 0;
+  bool fifos = false;
   {
     std::lock_guard lock(mutex_);
+    fifos = UsesFifos(config_);
     defaults = default_devices_;
     policy = policy_;
     test_delay_us = config_.test_delay_us;
@@ -201,8 +259,14 @@ void Runtime::Submit(Call call) {
   const CallSite::Seat& at = seat.value();
   // Wrong settings are wrong on all ranks, which therefore all come to an end here.
   const Result<CallSite::Plan> plan =
-      call.site->PlanFor(*at.comm, call.elements, call.dtype, *policy);
+      call.site->PlanFor(*at.comm, call.elements, call.dtype, *policy, /*by_rank=*/fifos);
   if (!plan.ok()) return Fail(call, plan.status());
+  std::shared_ptr<executor::Executor> executor;
+  if (fifos) {
+    auto made = ExecutorFor(at.comm->self);
+    if (!made.ok()) return Fail(call, made.status());
+    executor = std::move(made.value());
+  }
   const CallSiteSpec& spec = call.site->spec();
   ExecutionTable::Call matched;
   matched.comm = at.comm->id;
@@ -217,7 +281,7 @@ void Runtime::Submit(Call call) {
 
   // Held until the call leaves: the operation may be over before that, and the epoch with it.
   std::shared_ptr<engine::Engine> engine;
-  Result<OpPtr> op = Join(call, at, matched, plan.value(), &engine);
+  Result<OpPtr> op = Join(call, at, matched, plan.value(), executor, &engine);
   if (!op.ok()) {
     // A call that cannot be matched leaves its peers waiting for it, so they must hear of it.
     if (op.status().code == StatusCode::kProtocol)
@@ -248,6 +312,7 @@ void Runtime::Reject(Call call, const Status& cause) {
 Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& seat,
                                      const ExecutionTable::Call& matched,
                                      const CallSite::Plan& plan,
+                                     const std::shared_ptr<executor::Executor>& executor,
                                      std::shared_ptr<engine::Engine>* engine) {
   std::lock_guard lock(mutex_);
   const Communicator& comm = *seat.comm;
@@ -260,6 +325,8 @@ Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& sea
     return s;
   };
   if (!abort_.ok()) return refuse(abort_);
+  if (executor != nullptr && executor != executor_)  // an epoch began or ended meanwhile
+    return refuse(Status::Error(StatusCode::kAborted, "shut down"));
   CommState& state = comms_[comm.id];
   if (state.comm == nullptr) state.comm = seat.comm;
   if (!state.aborted.ok()) return refuse(state.aborted);
@@ -286,8 +353,14 @@ Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& sea
   OpPtr& slot = by_key_[key.value()];
   if (slot == nullptr) {
     const uint64_t id = next_op_id_++;
-    slot = std::make_shared<Operation>(this, id, key.value(), state.next_seq++, Now(), seat.comm,
-                                       call, plan);
+    const Operation::Identity identity{id, key.value(), state.next_seq++, Now(), seat.comm};
+    if (executor == nullptr) {
+      slot = std::make_shared<DirectOperation>(this, identity, call, plan);
+    } else {
+      std::optional<executor::Place> place;  // others are told it
+      if (comm.members[0].process == comm.self) place = TakePlace(&state);
+      slot = std::make_shared<FifoOperation>(this, identity, call, plan, executor, place);
+    }
     by_id_.emplace(id, slot);
     ++started_count_;
     ++algorithm_counts_[plan.algorithm];
@@ -306,11 +379,36 @@ void Runtime::OnFault(const Operation& op, const Status& cause) {
   AbortComm(op.comm().id, cause, /*announce=*/true);
 }
 
+executor::Place Runtime::TakePlace(CommState* state) {
+  std::vector<CommState::Lane>& lanes = state->lanes;
+  const auto idle = std::ranges::find(lanes, false, &CommState::Lane::busy);
+  auto lane = static_cast<uint32_t>(idle - lanes.begin());
+  if (idle == lanes.end()) {
+    // Each has memory and counters of its own; beyond this many they queue. All programs that are
+    // under way have a thread.
+    constexpr size_t kMostLanes = 64, kMostOfComm = kMostPrograms / 8;
+    const size_t most =
+        std::clamp<size_t>(kMostOfComm / state->comm->members.size(), 1, kMostLanes);
+    if (lanes.size() < most) {
+      lanes.emplace_back();
+    } else {
+      lane = static_cast<uint32_t>(state->next_seq % most);
+    }
+  }
+  lanes[lane].busy = true;
+  return {lane, lanes[lane].next++};
+}
+
 void Runtime::OnOperationOver(Operation* op) {
+  const std::optional<executor::Place> place = op->place();
   std::lock_guard lock(mutex_);
   if (auto it = by_key_.find(op->key()); it != by_key_.end() && it->second.get() == op)
     by_key_.erase(it);
   by_id_.erase(op->id());
+  if (const auto it = comms_.find(op->comm().id); place && it != comms_.end()) {
+    // Shut down and begun again meanwhile, the lanes may be others.
+    if (place->lane < it->second.lanes.size()) it->second.lanes[place->lane].busy = false;
+  }
   suspects_.erase(op->id());
   if (by_id_.empty()) drained_.notify_all();
 }
@@ -426,20 +524,6 @@ void Runtime::OnControl(ProcessId peer, const std::string& control) {
   AbortComm(comm_id, cause, /*announce=*/false);
 }
 
-void Runtime::OnPeerLost(ProcessId peer, const Status& status) {
-  Status cause = status;
-  cause.process = ToInt(peer);
-  std::vector<uint64_t> ids;
-  {
-    std::lock_guard lock(mutex_);
-    lost_processes_.emplace(ToInt(peer), cause);
-    for (const auto& [id, state] : comms_) {
-      if (state.comm != nullptr && HasProcess(*state.comm, peer)) ids.push_back(id);
-    }
-  }
-  for (uint64_t id : ids) AbortComm(id, cause, /*announce=*/true, /*lost=*/peer);
-}
-
 std::vector<Runtime::OpPtr> Runtime::Operations() const {
   std::lock_guard lock(mutex_);
   std::vector<OpPtr> ops;
@@ -468,7 +552,7 @@ RuntimeStats Runtime::Stats() {
     stats.algorithms[std::string(OpKindName(algorithm->kind)) + " " + algorithm->name] = count;
   const std::shared_ptr<engine::Engine> engine = engine_;
   lock.unlock();
-  stats.worker_threads = static_cast<uint64_t>(pool_.threads());
+  stats.worker_threads = static_cast<uint64_t>(pool_.threads() + programs_.threads());
   if (engine != nullptr) stats.engine = engine->Stats();
   return stats;
 }
@@ -476,74 +560,6 @@ RuntimeStats Runtime::Stats() {
 Status Runtime::last_error() const {
   std::lock_guard lock(mutex_);
   return last_error_;
-}
-
-void Runtime::WatchdogLoop() {
-  pthread_setname_np(pthread_self(), "uccl-watchdog");
-  std::unique_lock lock(mutex_);
-  uint64_t seen = 0;
-  while (!stopping_) {
-    if (by_id_.empty() && seen == started_count_) {  // nothing happened for a whole tick: sleep
-      watchdog_asleep_ = true;
-      look_.wait(lock, [&] { return stopping_ || !by_id_.empty(); });
-      watchdog_asleep_ = false;
-      continue;
-    }
-    seen = started_count_;
-    const Nanos timeout = FromMillis(config_.op_timeout_ms),
-                grace = FromMillis(config_.mismatch_grace_ms);
-    const Nanos tick =
-        std::clamp<Nanos>(std::min(timeout, grace) / 4, FromMillis(1), FromMillis(250));
-    look_.wait_for(lock, tick, [&] { return stopping_; });
-    std::vector<OpPtr> old;
-    for (const auto& [id, op] : by_id_) {
-      if (Now() - op->started() >= std::min(timeout, grace)) old.push_back(op);
-    }
-    if (old.empty() || stopping_) continue;
-    const std::shared_ptr<engine::Engine> engine = connected_ ? engine_ : nullptr;
-    // An engine that has ended calls back at once, on this thread.
-    lock.unlock();
-    if (engine != nullptr) {
-      engine->Inspect([this, old](std::vector<engine::UnexpectedMessage> unexpected) {
-        Inspect(old, unexpected);
-      });
-      lock.lock();
-      continue;
-    }
-    Inspect(old, {});
-    lock.lock();
-  }
-}
-
-void Runtime::Inspect(const std::vector<OpPtr>& old,
-                      const std::vector<engine::UnexpectedMessage>& unexpected) {
-  Nanos timeout, grace;
-  {
-    std::lock_guard lock(mutex_);
-    timeout = FromMillis(config_.op_timeout_ms);
-    grace = FromMillis(config_.mismatch_grace_ms);
-  }
-  for (const OpPtr& op : old) {
-    if (op->over()) continue;
-    const Nanos age = Now() - op->started();
-    const Operation::Missing missing = op->GetMissing();
-    if (age >= timeout) {
-      AbortComm(op->comm().id, TimeoutOf(*op, missing, timeout, unexpected), /*announce=*/true);
-      continue;
-    }
-    if (age < grace) continue;
-    const engine::UnexpectedMessage* other = FindMismatch(*op, missing, unexpected);
-    if (other == nullptr) continue;
-    // Twice in a row: the missing message may just be late (a retransmission) while the next one is
-    // here.
-    bool again = false;
-    {
-      std::lock_guard lock(mutex_);
-      again = !suspects_.insert(op->id()).second;
-    }
-    if (again)
-      AbortComm(op->comm().id, MismatchOf(*op, other->peer, other->info), /*announce=*/true);
-  }
 }
 
 Runtime& TheRuntime() {

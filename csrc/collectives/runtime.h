@@ -31,6 +31,8 @@
 #include "csrc/collectives/operation.h"
 #include "csrc/collectives/worker_pool.h"
 #include "csrc/engine/engine.h"
+#include "csrc/executor/executor.h"
+#include "csrc/proxy/put_switch.h"
 
 namespace uccl::coll {
 
@@ -108,24 +110,43 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   struct CommState {
     std::shared_ptr<const Communicator> comm;  // null while only its abort is known
     uint64_t next_seq = 0;
+    // Of operations by FIFO, where the first member lives here.
+    struct Lane {
+      uint64_t next = 0;
+      bool busy = false;
+    };
+    std::vector<Lane> lanes;
     // Whether all other processes share memory with this one, once that is known.
     std::optional<bool> neighbours;
     Status aborted;  // first cause; ok while it works
   };
   using OpPtr = std::shared_ptr<Operation>;
+  // Destroyed from the last to the first: the engine's threads call its sink, which calls the
+  // proxy.
+  struct EngineParts {
+    std::unique_ptr<proxy::PutSwitch> puts;
+    std::shared_ptr<executor::Executor> executor;
+    std::unique_ptr<engine::Engine> engine;
+  };
 
   // `engine`: with whom the call may stay; null where all members are here, or any is far away.
+  // `executor`: who carries it out; null for the engine itself.
   Result<OpPtr> Join(const Call& call, const CallSite::Seat& seat,
                      const ExecutionTable::Call& matched, const CallSite::Plan& plan,
+                     const std::shared_ptr<executor::Executor>& executor,
                      std::shared_ptr<engine::Engine>* engine);
   // `announce`: tell the other processes of the communicator. With `lost`, operations that need
   // nothing more of that process go on: it may have left because it had done its part.
   void AbortComm(uint64_t comm_id, const Status& cause, bool announce,
                  std::optional<ProcessId> lost = {});
+  // The next place in a lane where nothing is under way. Under the mutex.
+  static executor::Place TakePlace(CommState* state);
   OpPtr FindByToken(uint64_t token, uint32_t* index) const;
   std::vector<OpPtr> Operations() const;
   Nanos Now() const;
   void Apply(const Config& config);  // under the mutex
+  // That of the epoch, made on first use. Not under the mutex.
+  Result<std::shared_ptr<executor::Executor>> ExecutorFor(ProcessId self);
 
   void Fail(Call& call, const Status& status);
   void CheckRuns(const Operation& op, ProcessId peer, const core::MessageInfo& remote);
@@ -137,12 +158,16 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   InstanceTable instances_;
   ScratchPool scratch_;  // outlives the pool, whose tasks hold operations
   WorkerPool pool_;
+  // Programs of ranks, which wait for each other: completions must not queue behind them.
+  WorkerPool programs_;
   StayPolicy stay_;
   std::atomic<uint64_t> reduce_threads_;
 
+  std::mutex executor_mutex_;        // whoever makes the executor; taken before the mutex
   mutable std::mutex mutex_;         // guards all below; see engine() for `engine_`
   std::condition_variable look_;     // the watchdog has a reason to wake
-  std::condition_variable drained_;  // by_id_ became empty; only Shutdown waits for it
+  std::condition_variable drained_;  // by_id_ became empty, or judging_ 0
+  int judging_ = 0;                  // losses of peers that are still to be told to operations
   Config config_;
   std::shared_ptr<const PlanPolicy> policy_ = std::make_shared<const PlanPolicy>();
   std::shared_ptr<const DeviceTable> default_devices_ = std::make_shared<const DeviceTable>();
@@ -161,7 +186,11 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   std::set<uint64_t>
       suspects_;  // operations with a mismatch seen by the previous look of the watchdog
   std::thread watchdog_;
-  std::shared_ptr<engine::Engine> engine_;  // shared only for the length of a call
+  // Shared only for the length of a call. It comes with the switch that is its sink where
+  // operations go through FIFOs, and with the executor of this epoch then.
+  std::shared_ptr<engine::Engine> engine_;
+  std::shared_ptr<EngineParts> parts_;            // that hold engine_
+  std::shared_ptr<executor::Executor> executor_;  // once an operation has asked for it
 };
 
 // The process's runtime.

@@ -46,7 +46,8 @@ bool Has(const Status& status, const std::string& words) {
 
 Config ShortDeadline(int64_t ms = 100) {
   Config config;
-  config.op_timeout_ms = ms;
+  // More threads take part in an operation there, and all need a turn on a busy machine.
+  config.op_timeout_ms = Fleet::OtherExecutor() != nullptr ? 10 * ms : ms;
   return config;
 }
 
@@ -178,6 +179,7 @@ TEST(RuntimeFailure, Abort_FailsOperationsNowAndLaterUntilShutdown) {
 // The engine goes on after an abort, so what was sent ahead for receives that were never posted
 // must not stay in its buffers.
 TEST(RuntimeFailure, Abort_DropsWhatWasSentAhead) {
+  if (Fleet::OtherExecutor() != nullptr) GTEST_SKIP() << "what the engine does by itself";
   for (const char* shared : {"off", "on"}) {
     SCOPED_TRACE(shared);
     Config config = ShortDeadline(1000);

@@ -40,7 +40,15 @@ from jax_uccl._src.errors import (
 _log = logging.getLogger("jax_uccl")
 
 # Settings that decide how the ranks of one operation talk to each other.
-_EQUAL_EVERYWHERE = ("backend", "eager_max_bytes", "algorithms", "processes_per_host")
+_EQUAL_EVERYWHERE = (
+    "backend",
+    "eager_max_bytes",
+    "algorithms",
+    "processes_per_host",
+    "executor",
+    "executor_staging_bytes",
+    "proxy_fifo_inflight",
+)
 _NAMES = {cls: name for name, cls in CLASSES.items()}
 
 

@@ -143,6 +143,9 @@ WAYS = {
     "network": {"JAX_UCCL_SHARED_MEMORY": "off"},
     "one copy": {"JAX_UCCL_SHARED_MEMORY": "on"},
     "two copies": {"JAX_UCCL_SHARED_MEMORY": "on", "JAX_UCCL_SHM_ONE_COPY": "0"},
+    # Kernels, FIFOs and proxies under the operations, also between devices of one process.
+    "fifos": {"JAX_UCCL_EXECUTOR": "fifo"},
+    "fifos, network": {"JAX_UCCL_EXECUTOR": "fifo", "JAX_UCCL_SHARED_MEMORY": "off"},
 }
 
 
@@ -160,7 +163,14 @@ def _digests(processes: int, per_process: int, way: str) -> dict[str, str]:
 def test_results_are_bit_identical_in_every_process_model() -> None:
     want = _digests(1, 8, "network")
     assert len(want) == 4 * 12 * 8
-    for *layout, way in [(2, 4, "one copy"), (4, 2, "two copies"), (8, 1, "network")]:
+    for *layout, way in [
+        (2, 4, "one copy"),
+        (4, 2, "two copies"),
+        (8, 1, "network"),
+        (1, 8, "fifos"),
+        (2, 4, "fifos, network"),
+        (8, 1, "fifos"),
+    ]:
         assert _digests(*layout, way) == want, (layout, way)
 
 
@@ -174,6 +184,10 @@ def test_results_are_bit_identical_in_every_process_model() -> None:
         (4, 2, "network"),
         (4, 2, "two copies"),
         (8, 1, "one copy"),
+        (1, 8, "fifos"),
+        (2, 4, "fifos"),
+        (4, 2, "fifos, network"),
+        (8, 1, "fifos"),
     ],
 )
 def test_every_collective_in_every_process_model(

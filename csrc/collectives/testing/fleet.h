@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -80,7 +81,10 @@ struct Operation {
 class Fleet final {
  public:
   // `devices[p]` devices on process p.
+  // With UCCL_TEST_EXECUTOR, operations go through that executor instead of the default one.
+  static const char* OtherExecutor() { return std::getenv("UCCL_TEST_EXECUTOR"); }
   explicit Fleet(std::vector<int> devices, const Config& config = {}) : config_(config) {
+    if (const char* executor = OtherExecutor()) config_.executor = executor;
     for (size_t p = 0; p < devices.size(); ++p) {
       runtimes_.push_back(std::make_unique<Runtime>());
       for (int i = 0; i < devices[p]; ++i) {
@@ -91,7 +95,10 @@ class Fleet final {
   }
 
   // Settings of one process, instead of those of all; before Start.
-  void Use(size_t process, const Config& config) { own_configs_[process] = config; }
+  void Use(size_t process, const Config& config) {
+    own_configs_[process] = config;
+    own_configs_[process].executor = config_.executor;
+  }
 
   bool Start(uint64_t session = 42) {
     if (runtimes_.size() == 1) {

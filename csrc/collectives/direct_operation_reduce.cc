@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/collectives/operation.h"
+#include "csrc/collectives/direct_operation.h"
 #include "csrc/collectives/share_work.h"
 #include "csrc/collectives/wide_reduce.h"
 
@@ -44,7 +44,7 @@ size_t EndOfIndependent(const std::vector<Reduction>& all, size_t begin) {
 }  // namespace
 
 // Runs the reductions of the current stage. Called without the mutex, counted in active_.
-void Operation::RunReductions(bool share) {
+void DirectOperation::RunReductions(bool share) {
   const std::vector<Reduction>& all = stage().reductions;
   for (size_t begin = 0; begin < all.size();) {
     const size_t end = EndOfIndependent(all, begin);
@@ -54,12 +54,12 @@ void Operation::RunReductions(bool share) {
   ReturnLent();
 }
 
-uint64_t Operation::Width(const Slice& slice) const {
-  return slice.wide ? kWideBytes : DTypeBytes(description_.dtype);
+uint64_t DirectOperation::Width(const Slice& slice) const {
+  return slice.wide ? kWideBytes : DTypeBytes(description().dtype);
 }
 
 // The message that the slice is a part of, if it is still where it came from.
-const Operation::Lent* Operation::FindLent(const Slice& slice) const {
+const DirectOperation::Lent* DirectOperation::FindLent(const Slice& slice) const {
   if (slice.kind != BufferKind::kScratch) return nullptr;
   for (const Lent& l : lent_) {
     if (slice.offset >= l.slice.offset && slice.offset < l.slice.offset + l.slice.bytes) return &l;
@@ -69,7 +69,7 @@ const Operation::Lent* Operation::FindLent(const Slice& slice) const {
 
 // Lets the senders of the stage's messages have their memory back. A message that was not what was
 // read fails the operation, before its next stage begins.
-void Operation::ReturnLent() {
+void DirectOperation::ReturnLent() {
   if (lent_.empty()) return;
   std::vector<Lent> lent;
   Status read;
@@ -88,7 +88,7 @@ void Operation::ReturnLent() {
 }
 
 // Reductions none of which reads what another one writes: cut into parts that any thread may take.
-void Operation::RunIndependent(std::span<const Reduction> reductions, bool share) {
+void DirectOperation::RunIndependent(std::span<const Reduction> reductions, bool share) {
   const auto touched = [](const Reduction& r) {
     return r.to[0].bytes * (r.from.size() + r.to.size());
   };
@@ -107,7 +107,7 @@ void Operation::RunIndependent(std::span<const Reduction> reductions, bool share
     const uint64_t pieces =
         threads == 1 ? 1 : std::max<uint64_t>(1, threads * kPartsPerThread * touched(r) / bytes);
     // Whole pages, so that no two threads write the same line.
-    const uint64_t unit = kPageBytes / DTypeBytes(description_.dtype),
+    const uint64_t unit = kPageBytes / DTypeBytes(description().dtype),
                    units = (count + unit - 1) / unit;
     for (uint64_t i = 0; i < pieces; ++i) {
       parts.push_back({&r, std::min(count, units * i / pieces * unit),
@@ -120,7 +120,7 @@ void Operation::RunIndependent(std::span<const Reduction> reductions, bool share
 
 // Elements [begin, end) of a reduction. What is lent passes through a buffer that stays in the
 // cache.
-void Operation::RunPart(const Reduction& reduction, uint64_t begin, uint64_t end) {
+void DirectOperation::RunPart(const Reduction& reduction, uint64_t begin, uint64_t end) {
   std::vector<const Lent*> lent;
   uint64_t lenders = 0;
   for (const Slice& s : reduction.from) {
@@ -130,7 +130,7 @@ void Operation::RunPart(const Reduction& reduction, uint64_t begin, uint64_t end
   const uint64_t room = lenders == 0 ? 0 : std::max(kBounceBytes / lenders, kPageBytes);
   const uint64_t block =
       lenders == 0 ? end - begin
-                   : room / std::max<uint64_t>(DTypeBytes(description_.dtype), kWideBytes);
+                   : room / std::max<uint64_t>(DTypeBytes(description().dtype), kWideBytes);
   const ScratchPool::Buffer bounce =
       lenders == 0 ? ScratchPool::Buffer() : host_->scratch().Take(lenders * room);
   std::vector<WideInput> from(reduction.from.size());
@@ -162,7 +162,7 @@ void Operation::RunPart(const Reduction& reduction, uint64_t begin, uint64_t end
       const Slice& s = reduction.to[i];
       to[i] = {Address(s) + at * Width(s), s.wide};
     }
-    ReduceWide(description_.dtype, description_.reduction, from, to, count);
+    ReduceWide(description().dtype, description().reduction, from, to, count);
   }
 }
 

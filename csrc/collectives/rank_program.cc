@@ -1,0 +1,216 @@
+// Stages of rank_program.h.
+#include "csrc/collectives/rank_program.h"
+
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <tuple>
+
+#include "csrc/collectives/wide_reduce.h"
+#include "csrc/cuda/reduce.h"
+#include "csrc/executor/host_kernels.h"
+
+namespace uccl::coll {
+namespace {
+
+struct KernelTypes {
+  cuda::Element element{};
+  cuda::Reduction reduction{};
+  uint64_t parts = 1;  // elements of the kernel in one of ours
+};
+
+std::optional<cuda::Element> ElementOf(DType dtype) {
+  switch (dtype) {
+    case DType::kPred:
+    case DType::kU8:
+      return cuda::Element::kU8;
+    case DType::kU16:
+      return cuda::Element::kU16;
+    case DType::kU32:
+      return cuda::Element::kU32;
+    case DType::kU64:
+      return cuda::Element::kU64;
+    case DType::kS8:
+      return cuda::Element::kS8;
+    case DType::kS16:
+      return cuda::Element::kS16;
+    case DType::kS32:
+      return cuda::Element::kS32;
+    case DType::kS64:
+      return cuda::Element::kS64;
+    case DType::kF16:
+      return cuda::Element::kF16;
+    case DType::kBF16:
+      return cuda::Element::kBF16;
+    case DType::kF32:
+    case DType::kC64:
+      return cuda::Element::kF32;
+    case DType::kF64:
+    case DType::kC128:
+      return cuda::Element::kF64;
+    default:
+      return std::nullopt;
+  }
+}
+
+cuda::Reduction ReductionOf(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kProd:
+      return cuda::Reduction::kProd;
+    case ReduceOp::kMax:
+      return cuda::Reduction::kMax;
+    case ReduceOp::kMin:
+      return cuda::Reduction::kMin;
+    case ReduceOp::kAnd:
+      return cuda::Reduction::kAnd;
+    case ReduceOp::kOr:
+      return cuda::Reduction::kOr;
+    case ReduceOp::kNone:
+    case ReduceOp::kSum:
+      break;
+  }
+  return cuda::Reduction::kSum;
+}
+
+// What the kernel of csrc/cuda/reduce.h has no pair for: products of complex numbers.
+std::optional<KernelTypes> KernelFor(DType dtype, ReduceOp op) {
+  const bool is_complex = dtype == DType::kC64 || dtype == DType::kC128;
+  const std::optional<cuda::Element> element = ElementOf(dtype);
+  if (!element.has_value() || (is_complex && op != ReduceOp::kSum)) return std::nullopt;
+  const KernelTypes types{*element, ReductionOf(op), is_complex ? 2u : 1u};
+  if (!cuda::CanReduce(types.element, types.reduction)) return std::nullopt;
+  return types;
+}
+
+}  // namespace
+
+RankProgram::RankProgram(std::shared_ptr<const Schedule> schedule, const Call& call,
+                         ReduceOp reduction, uint32_t member, ScratchPool* pool,
+                         StartedFlag started)
+    : schedule_(std::move(schedule)),
+      dtype_(call.dtype),
+      reduction_(reduction),
+      input_(call.input),
+      output_(call.output),
+      pool_(pool),
+      started_(std::move(started)) {
+  if (!call.ragged.empty()) PlaceRagged(call.ragged, member);
+}
+
+void RankProgram::PlaceRagged(const std::vector<Call::RaggedPart>& parts, uint32_t member) {
+  auto placed = std::make_shared<Schedule>(*schedule_);
+  for (Stage& stage : placed->stages) {
+    for (Transfer& t : stage.sends) {
+      t.slice.offset = parts[t.to].send_offset;
+      t.slice.bytes = parts[t.to].send_bytes;
+    }
+    for (Transfer& t : stage.receives) {
+      t.slice.offset = parts[t.from].receive_offset;
+      t.slice.bytes = parts[t.from].receive_bytes;
+    }
+    for (Copy& c : stage.copies) {  // to itself
+      c.from.offset = parts[member].send_offset;
+      c.from.bytes = parts[member].send_bytes;
+      c.to.offset = parts[member].receive_offset;
+      c.to.bytes = parts[member].receive_bytes;
+    }
+  }
+  schedule_ = std::move(placed);
+}
+
+std::byte* RankProgram::Address(const Slice& slice) const {
+  switch (slice.kind) {
+    // Inputs are only read.
+    case BufferKind::kInput:
+      return const_cast<std::byte*>(input_) + slice.offset;
+    case BufferKind::kOutput:
+      return output_ + slice.offset;
+    case BufferKind::kScratch:
+    case BufferKind::kZero:
+      break;
+  }
+  return scratch_.data() + slice.offset;
+}
+
+Status RankProgram::Run(executor::Pipes* pipes, uint64_t number) {
+  if (schedule_->scratch_bytes > 0) scratch_ = pool_->Take(schedule_->scratch_bytes);
+  Announce(pipes);
+  started_->store(true, std::memory_order_release);
+  for (uint32_t i = 0; i < schedule_->stages.size(); ++i) {
+    if (Status status = RunStage(pipes, number, i); !status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+void RankProgram::Announce(executor::Pipes* pipes) const {
+  std::vector<uint64_t> to_send(pipes->ranks()), to_receive(pipes->ranks());
+  for (const Stage& stage : schedule_->stages) {
+    for (const Transfer& t : stage.sends) to_send[t.to] += pipes->layout().pieces(t.slice.bytes);
+    for (const Transfer& t : stage.receives)
+      to_receive[t.from] += pipes->layout().pieces(t.slice.bytes);
+  }
+  pipes->Announce(to_send, to_receive);
+}
+
+Status RankProgram::RunStage(executor::Pipes* pipes, uint64_t number, uint32_t index) const {
+  const Stage& stage = schedule_->stages[index];
+  // Both ends list the messages between them by their parts.
+  const auto by_part = [](std::vector<Transfer> transfers) {
+    std::ranges::stable_sort(transfers, {}, &Transfer::part);
+    return transfers;
+  };
+  std::vector<executor::Outgoing> out;
+  for (const Transfer& t : by_part(stage.sends))
+    out.push_back(executor::Send(t.to, {number, index, t.part}, From(t.slice)));
+  std::vector<executor::Incoming> in;
+  for (const Transfer& t : by_part(stage.receives))
+    in.push_back(executor::Receive(t.from, {number, index, t.part}, To(t.slice)));
+  for (const Copy& c : stage.copies) {
+    const Status status = c.from.kind == BufferKind::kZero
+                              ? executor::ZeroOnHost(To(c.to))
+                              : executor::CopyOnHost(To(c.to), From(c.from));
+    if (!status.ok()) return status;
+  }
+  if (!out.empty() || !in.empty()) {
+    if (Status status = pipes->Exchange(out, in); !status.ok()) return status;
+  }
+  for (const Reduction& r : stage.reductions) {
+    if (Status status = Reduce(r); !status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+Status RankProgram::Reduce(const Reduction& reduction) const {
+  if (reduction.to[0].bytes == 0) return Status::Ok();
+  const auto is_wide = [](const Slice& s) { return s.wide; };
+  const std::optional<KernelTypes> types = KernelFor(dtype_, reduction_);
+  if (!types || std::ranges::any_of(reduction.from, is_wide) ||
+      std::ranges::any_of(reduction.to, is_wide)) {
+    // The host's own: kernels know neither partial results in float32 nor these types.
+    std::vector<WideInput> from;
+    std::vector<WideOutput> to;
+    for (const Slice& s : reduction.from) from.push_back({Address(s), s.wide});
+    for (const Slice& s : reduction.to) to.push_back({Address(s), s.wide});
+    const Slice& first = reduction.to[0];
+    ReduceWide(dtype_, reduction_, from, to,
+               first.bytes / (first.wide ? kWideBytes : DTypeBytes(dtype_)));
+    return Status::Ok();
+  }
+  std::vector<const std::byte*> from;
+  for (const Slice& s : reduction.from) from.push_back(Address(s));
+  cuda::ReduceParams params;
+  params.inputs = from.data();
+  params.input_count = static_cast<uint32_t>(from.size());
+  params.to = Address(reduction.to[0]);
+  params.count = reduction.to[0].bytes / DTypeBytes(dtype_) * types->parts;
+  params.element = types->element;
+  params.op = types->reduction;
+  if (Status status = executor::RunOnHost(params); !status.ok()) return status;
+  for (const Slice& s : std::span(reduction.to).subspan(1)) {
+    if (Status status = executor::CopyOnHost(To(s), From(reduction.to[0])); !status.ok())
+      return status;
+  }
+  return Status::Ok();
+}
+
+}  // namespace uccl::coll
