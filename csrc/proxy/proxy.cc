@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/core/watch.h"
 #include "csrc/engine/affinity.h"
 #include "csrc/proxy/entry.h"
 #include "csrc/proxy/fifo_queue.h"
@@ -30,9 +31,6 @@ uint64_t MakeToken(TokenKind kind, uint32_t entry, uint64_t number) {
 }
 TokenKind KindOf(uint64_t token) { return static_cast<TokenKind>(token >> 60 & 7); }
 uint32_t EntryOf(uint64_t token) { return static_cast<uint32_t>(token >> 40) & kMaxEntry; }
-
-// Tags of receives that nobody sends for.
-constexpr uint64_t kLifelineTag = uint64_t{1} << 63;
 
 using RegionName = std::pair<uint64_t, uint32_t>;  // key, rank
 
@@ -97,7 +95,7 @@ struct Proxy::Impl final : Carrier {
     }
     for (const auto& [process, token] : fresh) {
       core::MessageInfo info;
-      info.tag = {core::kPutTagHi, kLifelineTag | next_tag.fetch_add(1, std::memory_order_relaxed)};
+      info.tag = core::WatchTag(next_tag.fetch_add(1, std::memory_order_relaxed));
       engine->PostRecv(ProcessId{process}, info, {}, token);
     }
   }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "csrc/core/watch.h"
 #include "csrc/shm/link.h"
 #include "csrc/shm/testing/pair.h"
 
@@ -54,6 +55,30 @@ TEST(LinkEnd, Goodbye_IsQuietAndLeavesEarlyMessagesToBeReceived) {
   EXPECT_EQ(pair.EventOf(1, 12)->status.detail, "process 0 shut down");
   EXPECT_EQ(pair.EventOf(1, 13)->status.code, StatusCode::kPeerLost);
   EXPECT_EQ(Lost(pair, 1), nullptr) << "answered, not lost";
+}
+
+// Whoever watches hears of it, and what was sent last is there for those who ask later.
+TEST(LinkEnd, Goodbye_ToAWatcherIsTold_AndLeavesEarlyMessagesAllTheSame) {
+  Pair pair;
+  const std::vector<std::byte> data = Pattern(500, 1);
+  std::vector<std::byte> buffer(500);
+  core::MessageInfo watch;
+  watch.tag = core::WatchTag(1);
+  pair[1].PostRecv(watch, {}, 10);
+  pair[0].Send(Info(1, 500), data, 1);
+  pair[0].Leave();
+  pair.Run();
+  ASSERT_NE(Lost(pair, 1), nullptr);
+  EXPECT_EQ(Lost(pair, 1)->status.detail, "process 0 shut down");
+  EXPECT_EQ(pair.CountOf(1, 10), 1u);
+  EXPECT_EQ(pair.EventOf(1, 10)->status.code, StatusCode::kPeerLost);
+  pair[1].PostRecv(Info(1, 500), buffer, 11);
+  pair.Run();
+  EXPECT_TRUE(pair.EventOf(1, 11)->status.ok());
+  EXPECT_EQ(buffer, data);
+  pair[1].Fail(Status::Error(StatusCode::kPeerLost, "again"));
+  pair.Run();
+  EXPECT_NE(Lost(pair, 1), nullptr);
 }
 
 // Controls that were handed out, in order.

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "csrc/core/watch.h"
 #include "csrc/shm/doorbell.h"
 #include "csrc/shm/link.h"
 
@@ -299,7 +300,19 @@ void Link::OnLeaving() {
   // What it still offers was given up by its shutdown.
   std::erase_if(kept_, [](const auto& entry) { return entry.second.offered; });
   controls_.clear();  // it would not read them
-  if (Outstanding()) FailLocked(ShutDownStatus());
+  // Who only watches is told, but not by a failure: what has come and is not asked for yet stays.
+  bool watched = false;
+  std::erase_if(posted_, [&](const auto& entry) {
+    if (!core::IsWatch(entry.first)) return false;
+    Report(core::EventKind::kRecvDone, entry.second.token, ShutDownStatus());
+    return watched = true;
+  });
+  if (Outstanding()) return FailLocked(ShutDownStatus());
+  if (!watched || std::exchange(told_, true)) return;
+  core::Event event;
+  event.kind = core::EventKind::kFailed;
+  event.status = ShutDownStatus();
+  Push(std::move(event));
 }
 
 }  // namespace uccl::shm
