@@ -274,7 +274,7 @@ def test_bad_options(options, text, mesh_of):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (dict(implementation="native"), "native proxies.*use reference or ragged"),
+        (dict(implementation="native", wait_times=True), "wait_times need.*mode='low_latency'"),
         (dict(wait_times=True), "wait_times need the native implementation"),
         (dict(implementation="reference", on_overflow="error"), "no run-time errors"),
     ],

@@ -24,21 +24,12 @@
 #include "csrc/collectives/reduce.h"
 #include "csrc/collectives/runtime.h"
 #include "xla/ffi/api/ffi.h"
+#include "xla_ffi/site_state.h"
 #include "xla_ffi/status.h"
 
 namespace uccl::xla_ffi {
-namespace {
 
-namespace ffi = ::xla::ffi;
-
-// The FFI state of one custom call of one executable. The call site outlives it while operations
-// are in flight.
-struct SiteState {
-  static ffi::TypeId id;
-  std::shared_ptr<coll::CallSite> site;
-};
 ffi::TypeId SiteState::id = {};
-ffi::TypeInfo kSiteStateInfo = ffi::MakeTypeInfo<SiteState>();
 
 coll::DType ToDType(ffi::DataType type) {
   using coll::DType;
@@ -103,6 +94,10 @@ coll::DType ToDType(ffi::DataType type) {
       return DType::kInvalid;
   }
 }
+
+namespace {
+
+ffi::TypeInfo kSiteStateInfo = ffi::MakeTypeInfo<SiteState>();
 
 Status Invalid(const std::string& op, StatusCode code, std::string detail) {
   Status s = Status::Error(code, std::move(detail));
@@ -306,16 +301,9 @@ ffi::Future Execute(SiteState* state, int32_t device, ffi::RunId run, ffi::AnyBu
   }
   // Last come: the partition id where the module does not know its devices, a token in strict
   // order. A barrier hands its operands through.
-  for (size_t i = 0; i < rest.size(); ++i) {
-    const auto extra = rest.get<ffi::AnyBuffer>(i);
-    if (!extra.has_value()) {
-      promise.SetError(extra.error());
-      return future;
-    }
-    if (extra->element_type() == ffi::DataType::U32 && extra->dimensions().size() == 0 &&
-        state->site->spec().devices.empty()) {
-      call.partition = *static_cast<const uint32_t*>(extra->untyped_data());
-    }
+  if (ffi::Error error = ReadPartition(rest, &call); !error.success()) {
+    promise.SetError(std::move(error));
+    return future;
   }
   if (kind == coll::OpKind::kBarrier) {
     CopyUnlessSame(x, *y);
@@ -340,6 +328,22 @@ ffi::Future Execute(SiteState* state, int32_t device, ffi::RunId run, ffi::AnyBu
   coll::TheRuntime().Submit(std::move(call));
   return future;
 }
+
+}  // namespace
+
+ffi::Error ReadPartition(ffi::RemainingArgs rest, coll::Call* call) {
+  for (size_t i = 0; i < rest.size(); ++i) {
+    const auto extra = rest.get<ffi::AnyBuffer>(i);
+    if (!extra.has_value()) return extra.error();
+    if (extra->element_type() == ffi::DataType::U32 && extra->dimensions().size() == 0 &&
+        call->site->spec().devices.empty()) {
+      call->partition = *static_cast<const uint32_t*>(extra->untyped_data());
+    }
+  }
+  return ffi::Error::Success();
+}
+
+namespace {
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
                        ffi::Ffi::BindInstantiate()

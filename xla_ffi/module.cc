@@ -26,6 +26,7 @@
 #include "csrc/collectives/runtime.h"
 #include "xla_ffi/handlers.h"
 #include "xla_ffi/local_handlers.h"
+#include "xla_ffi/moe_handlers.h"
 #include "xla_ffi/plan_bindings.h"
 #include "xla_ffi/sim_bindings.h"
 
@@ -63,6 +64,14 @@ nb::dict Registrations() {
     stages["execute"] = capsule(&UcclCollectiveExecute);
     all[nb::str(("jax_uccl_" + std::string(coll::OpKindName(kind))).c_str())] = stages;
   }
+  const auto moe = [&](const char* target, auto* fn) {
+    nb::dict stages;
+    stages["instantiate"] = capsule(&UcclCollectiveInstantiate);
+    stages["execute"] = capsule(fn);
+    all[target] = stages;
+  };
+  moe("jax_uccl_moe_dispatch", &UcclMoeDispatch);
+  moe("jax_uccl_moe_combine", &UcclMoeCombine);
   const auto local = [&](const char* target, auto* fn) {
     nb::dict stages;
     stages["execute"] = capsule(fn);

@@ -8,6 +8,28 @@
 #include <utility>
 
 namespace uccl::coll {
+namespace {
+
+// A program that the call brought: from its start on it needs all peers, until it says less.
+class ForeignProgram final : public executor::Program {
+ public:
+  ForeignProgram(std::unique_ptr<executor::Program> inner, StartedFlag started)
+      : inner_(std::move(inner)), started_(std::move(started)) {}
+  Status Run(executor::Pipes* pipes, uint64_t number) override {
+    pipes->Announce(std::vector<uint64_t>(pipes->ranks()), std::vector<uint64_t>(pipes->ranks()));
+    for (uint32_t peer = 0; peer < pipes->ranks(); ++peer) pipes->SetAwaits(peer, true);
+    started_->store(true, std::memory_order_release);
+    const Status status = inner_->Run(pipes, number);
+    for (uint32_t peer = 0; peer < pipes->ranks(); ++peer) pipes->SetAwaits(peer, false);
+    return status;
+  }
+
+ private:
+  const std::unique_ptr<executor::Program> inner_;
+  const StartedFlag started_;
+};
+
+}  // namespace
 
 FifoOperation::FifoOperation(OperationHost* host, const Identity& identity, const Call& first,
                              const CallSite::Plan& plan,
@@ -139,8 +161,10 @@ void FifoOperation::Enqueue(uint32_t local, const executor::Place& place) {
     Local& l = locals_[local];
     failed = failed_;  // it looked for streams to stop before this one was known
     l.stream = stream.value();
-    program = std::make_unique<RankProgram>(schedules_[local], l.call, description().reduction,
-                                            rank, &host_->scratch(), l.started);
+    program = l.call.program ? std::make_unique<ForeignProgram>(l.call.program(), l.started)
+                             : std::unique_ptr<executor::Program>(std::make_unique<RankProgram>(
+                                   schedules_[local], l.call, description().reduction, rank,
+                                   &host_->scratch(), l.started));
   }
   stream.value()->Enqueue(
       place.number, std::move(program),

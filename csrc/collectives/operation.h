@@ -44,6 +44,8 @@ struct Call {
     uint64_t send_offset = 0, send_bytes = 0, receive_offset = 0, receive_bytes = 0;
   };
   std::vector<RaggedPart> ragged;
+  // Instead of a schedule: what the rank does on its stream. Only where executor=fifo.
+  std::function<std::unique_ptr<executor::Program>()> program;
 };
 
 class Operation;

@@ -257,6 +257,11 @@ void Runtime::Submit(Call call) {
   Result<CallSite::Seat> seat = call.site->SeatOf(call.device, call.partition, *defaults);
   if (!seat.ok()) return Fail(call, seat.status());
   const CallSite::Seat& at = seat.value();
+  if (call.program && !fifos) {
+    return Fail(call, Status::Error(StatusCode::kUnsupported,
+                                    "runs through commands and proxies only; set executor=fifo "
+                                    "(JAX_UCCL_EXECUTOR) on all processes"));
+  }
   // Wrong settings are wrong on all ranks, which therefore all come to an end here.
   const Result<CallSite::Plan> plan =
       call.site->PlanFor(*at.comm, call.elements, call.dtype, *policy, /*by_rank=*/fifos);

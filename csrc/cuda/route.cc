@@ -19,10 +19,10 @@ Status CheckParams(const RouteParams& p) {
                                std::to_string(p.experts_per_rank) +
                                " experts each: at least 1 of either");
   }
-  constexpr uint64_t kMost = std::numeric_limits<int32_t>::max();
-  if (p.ranks > kMost || p.first_slot > kMost || p.tokens > kMost - p.first_slot) {
-    return Refuse(kKernel, std::to_string(p.tokens) + " slots from " +
-                               std::to_string(p.first_slot) + " on: slots are below 2^31");
+  constexpr uint32_t kMost = std::numeric_limits<int32_t>::max();
+  if (p.ranks > kMost || p.tokens > kMost) {
+    return Refuse(kKernel, std::to_string(p.tokens) + " tokens for " + std::to_string(p.ranks) +
+                               " ranks: below 2^31 of either");
   }
   return Status::Ok();
 }

@@ -14,9 +14,8 @@ struct RouteParams {
   const int32_t* choices = nullptr;  // [tokens, width]: experts; negative: none
   uint32_t tokens = 0, width = 0;
   uint32_t ranks = 0, experts_per_rank = 0;
-  uint64_t first_slot = 0;  // of this rank's copies at every peer
-  // [tokens, width]: for the first choice of a token on a rank that rank, and first_slot + the
-  // number of the copy; -1 in both for all other entries.
+  // [tokens, width]: for the first choice of a token on a rank that rank, and the number of the
+  // copy; -1 in both for all other entries.
   int32_t* peers = nullptr;
   int32_t* slots = nullptr;
   // Lowered to the first choice that is neither negative nor an expert; it counts as none. Null:

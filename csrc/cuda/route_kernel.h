@@ -17,7 +17,7 @@ UCCL_HOST_DEVICE void Route(Group& group, const RouteParams& p) {
   const uint32_t threads = group.count() * group.size();
   for (uint32_t rank = group.index() * group.size() + group.rank(); rank < p.ranks;
        rank += threads) {
-    uint64_t copies = 0;
+    uint32_t copies = 0;
     for (uint32_t token = 0; token < p.tokens; ++token) {
       bool found = false;
       for (uint32_t j = 0; j < p.width; ++j) {
@@ -31,7 +31,7 @@ UCCL_HOST_DEVICE void Route(Group& group, const RouteParams& p) {
         const bool first = known && !found;
         found |= known;
         p.peers[entry] = first ? static_cast<int32_t>(rank) : -1;
-        p.slots[entry] = first ? static_cast<int32_t>(p.first_slot + copies++) : -1;
+        p.slots[entry] = first ? static_cast<int32_t>(copies++) : -1;
       }
     }
   }

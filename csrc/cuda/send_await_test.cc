@@ -58,7 +58,7 @@ TEST(Route, NumbersCopiesInTheOrderOfTokens) {
       Array<uint64_t> fault(launcher, {kNoFault});
       RouteParams p;
       p.choices = given.data(), p.tokens = tokens, p.width = width;
-      p.ranks = ranks, p.experts_per_rank = local, p.first_slot = 1000;
+      p.ranks = ranks, p.experts_per_rank = local;
       p.peers = peers.data(), p.slots = slots.data(), p.fault = fault.data();
       const Status status = launcher->Run(p);
       ASSERT_TRUE(status.ok()) << status.ToString();
@@ -69,7 +69,7 @@ TEST(Route, NumbersCopiesInTheOrderOfTokens) {
         for (size_t i = t * width; i < (t + 1) * width; ++i) {
           const int32_t rank = choices[i] / static_cast<int32_t>(local);
           if (choices[i] < 0 || !there.insert(rank).second) continue;
-          want_peers[i] = rank, want_slots[i] = 1000 + copies[rank]++;
+          want_peers[i] = rank, want_slots[i] = copies[rank]++;
         }
       }
       EXPECT_EQ(peers.all(), want_peers);
@@ -104,7 +104,7 @@ TEST(Route, RefusesWhatHasNoSlots) {
   EXPECT_NE(CheckParams(p).detail.find("0 experts each"), std::string::npos);
   p.experts_per_rank = 1;
   EXPECT_TRUE(CheckParams(p).ok());
-  p.first_slot = (uint64_t{1} << 31) - 2;
+  p.tokens = uint32_t{1} << 31;
   EXPECT_NE(CheckParams(p).detail.find("below 2^31"), std::string::npos);
 }
 

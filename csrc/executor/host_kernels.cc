@@ -1,12 +1,16 @@
 // Launches of host_kernels.h.
 #include "csrc/executor/host_kernels.h"
 
+#include <chrono>
 #include <cstdint>
 
+#include "csrc/cuda/await_rows_kernel.h"
+#include "csrc/cuda/fold_kernel.h"
 #include "csrc/cuda/issue.h"
 #include "csrc/cuda/issue_kernel.h"
 #include "csrc/cuda/reduce_kernel.h"
 #include "csrc/cuda/rows_kernel.h"
+#include "csrc/cuda/send_rows_kernel.h"
 #include "csrc/fifo/thread_group.h"
 
 namespace uccl::executor {
@@ -35,6 +39,32 @@ Status RunOnHost(const cuda::ReduceParams& params) {
   fifo::SoloGroup group;
   cuda::WithReduction(params.element, params.op,
                       [&]<class Kind, class Op>() { cuda::Reduce<Kind, Op>(group, params); });
+  return Status::Ok();
+}
+
+Status RunOnHost(const cuda::FoldRowsParams& params) {
+  if (Status status = CheckParams(params); !status.ok()) return status;
+  fifo::SoloGroup group;
+  cuda::WithFoldCodecs(params,
+                       [&]<class From, class To>() { cuda::FoldRows<From, To>(group, params); });
+  return Status::Ok();
+}
+
+Status RunOnHost(const cuda::SendRowsParams& params) {
+  if (Status status = CheckParams(params); !status.ok()) return status;
+  fifo::SoloGroup group;
+  cuda::SendRows(group, params);
+  return Status::Ok();
+}
+
+Status RunOnHost(const cuda::AwaitRowsParams& params) {
+  if (Status status = CheckParams(params); !status.ok()) return status;
+  fifo::SoloGroup group;
+  const auto clock = [] {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return static_cast<uint64_t>(std::chrono::nanoseconds(now).count());
+  };
+  cuda::AwaitRows(group, params, clock);
   return Status::Ok();
 }
 

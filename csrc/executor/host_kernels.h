@@ -4,8 +4,11 @@
 
 #include "csrc/base/status.h"
 #include "csrc/base/types.h"
+#include "csrc/cuda/await_rows.h"
+#include "csrc/cuda/fold.h"
 #include "csrc/cuda/reduce.h"
 #include "csrc/cuda/rows.h"
+#include "csrc/cuda/send_rows.h"
 #include "csrc/fifo/command.h"
 #include "csrc/fifo/slot.h"
 
@@ -13,6 +16,9 @@ namespace uccl::executor {
 
 Status RunOnHost(const cuda::MoveRowsParams& params);
 Status RunOnHost(const cuda::ReduceParams& params);
+Status RunOnHost(const cuda::FoldRowsParams& params);
+Status RunOnHost(const cuda::SendRowsParams& params);
+Status RunOnHost(const cuda::AwaitRowsParams& params);
 // kAborted when the proxy has stopped the FIFO, kInvalidArgument for what is no command. Waits
 // while the FIFO is full.
 Status IssueOnHost(const fifo::FifoView& fifo, const fifo::Command& command);

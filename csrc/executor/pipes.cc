@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "csrc/base/hash.h"
 #include "csrc/executor/host_kernels.h"
 #include "csrc/fifo/command.h"
 
@@ -70,7 +71,42 @@ Pipes::Pipes(proxy::Proxy* proxy, const PipeLayout& layout)
 
 Pipes::~Pipes() {
   Close();
+  for (const auto& [name, side] : sides_) {
+    side->user.reset();  // it knows the memory
+    munmap(side->memory, side->bytes);
+  }
   if (memory_ != nullptr) munmap(memory_, layout_.region_bytes());
+}
+
+// Memory for a region, registered, and its FIFO. What is set in `opened` after an error is to be
+// taken down all the same.
+Status Pipes::OpenRegion(uint64_t key, const std::vector<ProcessId>& processes, uint32_t rank,
+                         uint64_t bytes, uint32_t counters, SideRegion* opened) {
+  // Pages are taken when they are first written: a pipe that is not used costs nothing.
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    return Status::Error(StatusCode::kResourceExhausted,
+                         "no memory for " + std::to_string(bytes) +
+                             " bytes of staging; lower executor_staging_bytes "
+                             "(JAX_UCCL_EXECUTOR_STAGING_BYTES), or dispatch fewer tokens at once");
+  }
+  opened->memory = static_cast<std::byte*>(memory);
+  opened->bytes = bytes;
+  proxy::RegionOptions options;
+  options.key = key;
+  options.rank = rank;
+  options.processes = processes;
+  options.memory = {opened->memory, bytes};
+  options.num_counters = counters;
+  options.fail_on_lost_peer = false;
+  auto region = proxy_->RegisterRegion(std::move(options));
+  if (!region.ok()) return region.status();
+  opened->region = std::move(region.value());
+  const Result<fifo::FifoView> fifo = proxy_->OpenFifo(opened->region, kFifoCapacity);
+  if (!fifo.ok()) return fifo.status();
+  opened->fifo = fifo.value();
+  return Status::Ok();
 }
 
 Result<std::unique_ptr<Pipes>> Pipes::Open(proxy::Proxy* proxy, uint64_t key,
@@ -80,49 +116,67 @@ Result<std::unique_ptr<Pipes>> Pipes::Open(proxy::Proxy* proxy, uint64_t key,
       PipeLayout::Make(static_cast<uint32_t>(processes.size()), staging_bytes);
   if (!layout.ok()) return layout.status();
   std::unique_ptr<Pipes> pipes(new Pipes(proxy, layout.value()));
-  // Pages are taken when they are first written: a pipe that is not used costs nothing.
-  const uint64_t bytes = layout.value().region_bytes();
-  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) {
-    return Status::Error(StatusCode::kResourceExhausted,
-                         "no memory for " + std::to_string(bytes) +
-                             " bytes of staging; lower executor_staging_bytes "
-                             "(JAX_UCCL_EXECUTOR_STAGING_BYTES)");
-  }
-  pipes->memory_ = static_cast<std::byte*>(memory);
-  proxy::RegionOptions options;
-  options.key = key;
-  options.rank = rank;
-  options.processes = processes;
-  options.memory = {pipes->memory_, bytes};
-  options.num_counters = layout.value().counters();
-  options.fail_on_lost_peer = false;
-  auto region = proxy->RegisterRegion(std::move(options));
-  if (!region.ok()) return region.status();
-  pipes->region_ = std::move(region.value());
-  const Result<fifo::FifoView> fifo = proxy->OpenFifo(pipes->region_, kFifoCapacity);
-  if (!fifo.ok()) return fifo.status();
-  pipes->fifo_ = fifo.value();
+  SideRegion own;
+  Status status = pipes->OpenRegion(key, processes, rank, layout.value().region_bytes(),
+                                    layout.value().counters(), &own);
+  pipes->memory_ = own.memory;
+  pipes->region_ = std::move(own.region);
+  pipes->fifo_ = own.fifo;
+  if (!status.ok()) return status;
   return pipes;
+}
+
+Result<SideRegion*> Pipes::Side(uint64_t name, uint64_t bytes, uint32_t num_counters) {
+  std::lock_guard lock(sides_mutex_);
+  if (const auto it = sides_.find(name); it != sides_.end()) return it->second.get();
+  std::vector<ProcessId> processes;
+  for (uint32_t r = 0; r < ranks(); ++r) processes.push_back(region_->ProcessOf(r));
+  auto side = std::make_unique<SideRegion>();
+  const uint64_t key = HashWords({region_->key(), name});
+  const Status status = OpenRegion(key, processes, rank(), std::max<uint64_t>(bytes, 1),
+                                   num_counters + 1, side.get());
+  if (!status.ok()) {
+    if (side->region != nullptr) proxy_->UnregisterRegion(side->region);
+    if (side->memory != nullptr) munmap(side->memory, side->bytes);
+    return status;
+  }
+  // Fail takes the mutex after it has failed the pipes: one of the two sees the other.
+  if (region_->has_failed()) side->region->Fail(region_->status());
+  return sides_.emplace(name, std::move(side)).first->second.get();
+}
+
+void Pipes::Fail(const Status& cause) {
+  region_->Fail(cause);
+  std::lock_guard lock(sides_mutex_);
+  for (const auto& [name, side] : sides_) side->region->Fail(cause);
 }
 
 void Pipes::Close() {
   if (region_ == nullptr || std::exchange(closed_, true)) return;
+  for (const auto& [name, side] : sides_) proxy_->UnregisterRegion(side->region);
   proxy_->UnregisterRegion(region_);
 }
 
 Status Pipes::Drain(Nanos timeout) {
   const proxy::Proxy::Use use(proxy_);
-  // To itself: commands of a FIFO are carried out in their order.
-  fifo::Command count;
-  count.kind = fifo::CommandKind::kCount;
-  count.channel = kCreditChannel;
-  count.peer = rank();
-  count.counter = layout_.drained();
-  count.amount = 1;
-  if (Status status = IssueOnHost(fifo_, count); !status.ok()) return status;
-  return region_->Wait(layout_.drained(), ++drains_, timeout);
+  const auto drain = [&](const fifo::FifoView& fifo, proxy::Region* region, uint32_t counter,
+                         uint64_t* drains) {
+    // To itself: commands of a FIFO are carried out in their order.
+    fifo::Command count;
+    count.kind = fifo::CommandKind::kCount;
+    count.channel = kCreditChannel;
+    count.peer = rank();
+    count.counter = counter;
+    count.amount = 1;
+    if (Status status = IssueOnHost(fifo, count); !status.ok()) return status;
+    return region->Wait(counter, ++*drains, timeout);
+  };
+  for (const auto& [name, side] : sides_) {
+    const auto last = static_cast<uint32_t>(side->region->counters().size() - 1);
+    Status status = drain(side->fifo, side->region.get(), last, &side->drains);
+    if (!status.ok()) return status;
+  }
+  return drain(fifo_, region_.get(), layout_.drained(), &drains_);
 }
 
 void Pipes::Announce(std::span<const uint64_t> to_send, std::span<const uint64_t> to_receive) {
@@ -136,12 +190,14 @@ void Pipes::Announce(std::span<const uint64_t> to_send, std::span<const uint64_t
 
 bool Pipes::Needs(uint32_t peer) const {
   const Pipe& pipe = pipes_[peer];
+  if (pipe.beside.load(std::memory_order_relaxed)) return true;
   if (pipe.sent.load(std::memory_order_relaxed) < pipe.send_goal.load(std::memory_order_relaxed))
     return true;
   return !LandedBelow(peer, pipe.receive_goal.load(std::memory_order_relaxed));
 }
 
 bool Pipes::Awaits(uint32_t peer) const {
+  if (pipes_[peer].beside.load(std::memory_order_relaxed)) return true;
   return !LandedBelow(peer, pipes_[peer].awaited.load(std::memory_order_relaxed));
 }
 

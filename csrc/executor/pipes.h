@@ -30,7 +30,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -99,6 +101,17 @@ struct PipeLayout {
   uint32_t counters() const { return drained() + 1; }
 };
 
+// A region with a FIFO of its own, for programs that place rows where their peers know them instead
+// of sending messages (moe/exchange_program.h). Zeroed at first, as its counters.
+struct SideRegion {
+  std::shared_ptr<proxy::Region> region;
+  fifo::FifoView fifo;
+  std::byte* memory = nullptr;
+  uint64_t bytes = 0;
+  std::shared_ptr<void> user;  // what the programs that share it keep there
+  uint64_t drains = 0;
+};
+
 class Pipes final {
  public:
   // Registers the region of `rank` under `key` and opens its FIFO. `processes` by rank.
@@ -123,8 +136,19 @@ class Pipes final {
   bool Awaits(uint32_t peer) const;
   bool Owes(uint32_t peer) const;
 
-  // Ends an Exchange that waits and every later one; the first cause stays.
-  void Fail(const Status& cause) { region_->Fail(cause); }
+  // That of `name`, of `bytes` and `num_counters` (and one more, the last, for Drain), which all
+  // ranks open alike before they use it; made by the first call. It fails, drains and closes with
+  // the pipes.
+  Result<SideRegion*> Side(uint64_t name, uint64_t bytes, uint32_t num_counters);
+  // Whether a program waits for that peer by other means than an Exchange: Needs and Awaits say so.
+  void SetAwaits(uint32_t peer, bool awaits) {
+    pipes_[peer].beside.store(awaits, std::memory_order_relaxed);
+  }
+  proxy::Proxy* proxy() const { return proxy_; }
+
+  // Ends an Exchange that waits and every later one; the first cause stays. Likewise for waits in
+  // regions beside.
+  void Fail(const Status& cause);
   Status status() const { return region_->status(); }
 
   // Until the proxy has handed all that was ever sent to the engine, or `timeout`. Not beside an
@@ -142,11 +166,14 @@ class Pipes final {
   // who only want to know how far it is.
   struct Pipe {
     std::atomic<uint64_t> sent{0}, send_goal{0}, receive_goal{0}, awaited{0}, owed{0};
+    std::atomic<bool> beside{false};
     uint64_t received = 0, credited = 0;
   };
   template <class Message>
   struct Line;  // the messages of an exchange with one peer
   Pipes(proxy::Proxy* proxy, const PipeLayout& layout);
+  Status OpenRegion(uint64_t key, const std::vector<ProcessId>& processes, uint32_t rank,
+                    uint64_t bytes, uint32_t counters, SideRegion* opened);
   bool LandedBelow(uint32_t peer, uint64_t goal) const;
   bool CanSend(uint32_t peer) const;
   bool HasLanded(uint32_t peer) const;
@@ -161,6 +188,8 @@ class Pipes final {
   std::vector<Pipe> pipes_;  // by peer
   uint64_t drains_ = 0;
   bool closed_ = false;
+  std::mutex sides_mutex_;  // guards the map; what it holds belongs to the thread that exchanges
+  std::map<uint64_t, std::unique_ptr<SideRegion>> sides_;
 };
 
 }  // namespace uccl::executor

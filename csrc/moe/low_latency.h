@@ -34,13 +34,13 @@ struct Dispatch {
   cuda::RowCast cast = cuda::RowCast::kNone;
   const int32_t* tags = nullptr;  // [tokens, tag_words]
   uint64_t tag_words = 0;
-  // [tokens, width]: where copies go, as cuda/route.h makes them.
+  // [tokens, width]: where copies go and their numbers there, from 0 on for each rank, as
+  // cuda/route.h makes them; negative: nowhere.
   const int32_t* peers = nullptr;
   const int32_t* slots = nullptr;
   uint32_t width = 0;
   // [out_rows, ...]: rows by source rank, then number; zeros behind the last one. With
-  // `dequantize` of `element`, else as they travelled. At most the layout's slots; those of
-  // more are not there.
+  // `dequantize` of `element`, else as they travelled.
   std::byte* out = nullptr;
   uint64_t out_stride = 0, out_rows = 0;
   bool dequantize = true;
@@ -81,6 +81,16 @@ struct Combine {
 // Whether the exchange has room for what these ask for.
 Status CheckRoom(const SlotLayout& layout, uint64_t packed, uint64_t row_bytes, const char* op);
 
+// Rows out of slots, and `more` rows of zeros behind them, for which there is no slot.
+template <class Runner>
+Status Unpack(Runner& runner, cuda::MoveRowsParams rows, uint64_t more) {
+  if (Status s = runner.Run(rows); !s.ok() || more == 0) return s;
+  rows.to += rows.moves * rows.to_stride;
+  rows.to_rows = rows.moves = more;
+  rows.from_index = nullptr, rows.from_rows = 0;  // so all are missing
+  return runner.Run(rows);
+}
+
 template <class Runner>
 Status Start(Runner& runner, SlotExchange* exchange, const Dispatch& d) {
   const SlotLayout& layout = exchange->layout();
@@ -107,6 +117,8 @@ Status Start(Runner& runner, SlotExchange* exchange, const Dispatch& d) {
   use.send.peers = d.peers, use.send.slots = d.slots;
   use.send.entries = d.tokens * d.width, use.send.width = d.width > 0 ? d.width : 1;
   use.send.row_bytes = d.row_bytes();
+  use.send.slots_offset += use.send.rank * layout.most * layout.stride();  // this rank's at a peer
+  use.send.num_slots = layout.most;
   if (Status s = runner.Run(use.send); !s.ok()) return s;
 
   const uint64_t rows = d.out_rows < layout.slots ? d.out_rows : layout.slots;
@@ -124,13 +136,13 @@ Status Start(Runner& runner, SlotExchange* exchange, const Dispatch& d) {
   } else {
     unpack.channels = d.wire_bytes();
   }
-  if (Status s = runner.Run(unpack); !s.ok()) return s;
+  if (Status s = Unpack(runner, unpack, d.out_rows - rows); !s.ok()) return s;
   if (d.tag_words == 0 || d.out_tags == nullptr) return Status::Ok();
   unpack.from = use.slots + d.tag_offset();
   unpack.to = reinterpret_cast<std::byte*>(d.out_tags), unpack.to_stride = 4 * d.tag_words;
   unpack.channels = 4 * d.tag_words;
   unpack.element = cuda::Element::kU8, unpack.cast = cuda::RowCast::kNone;
-  return runner.Run(unpack);
+  return Unpack(runner, unpack, d.out_rows - rows);
 }
 
 template <class Runner>

@@ -30,6 +30,8 @@ namespace {
 using cuda::Element;
 using cuda::RowCast;
 
+constexpr uint64_t kMoreRows = 3;  // of a result, than can come
+
 struct Job {
   uint32_t ranks = 2, tokens = 8, width = 2, local = 2;
   uint64_t channels = 10;
@@ -231,7 +233,6 @@ class RankSide {
     cuda::RouteParams route;
     route.choices = As<int32_t>(given), route.tokens = job_.tokens, route.width = job_.width;
     route.ranks = job_.ranks, route.experts_per_rank = job_.local;
-    route.first_slot = uint64_t{rank_} * job_.tokens;
     route.peers = As<int32_t>(peers), route.slots = As<int32_t>(slots);
     if (!Fine(launcher_->Run(route))) return false;
 
@@ -240,9 +241,10 @@ class RankSide {
     d.element = job_.element, d.cast = job_.cast;
     d.tags = As<int32_t>(tags), d.tag_words = words;
     d.peers = As<int32_t>(peers), d.slots = As<int32_t>(slots), d.width = job_.width;
-    const auto out = Keep(rows * wide), out_tags = Keep(rows * words * 4);
-    std::memset(out.get(), 0x5a, rows * wide);  // also what nobody sends must be written
-    d.out = out.get(), d.out_stride = wide, d.out_rows = rows;
+    const uint64_t capacity = rows + kMoreRows;
+    const auto out = Keep(capacity * wide), out_tags = Keep(capacity * words * 4);
+    std::memset(out.get(), 0x5a, capacity * wide);  // also what nobody sends must be written
+    d.out = out.get(), d.out_stride = wide, d.out_rows = capacity;
     d.out_tags = As<int32_t>(out_tags);
     Runner runner{launcher_, before};
     if (!Fine(Start(runner, &dispatch(), d)) || !Fine(dispatch().End(region_->status()))) {
@@ -336,7 +338,7 @@ class RankSide {
       EXPECT_EQ(dispatch().counts()[source], count) << "use " << use << " rank " << source;
       if (dispatch().counts()[source] != count) return false;
     }
-    const bool zeros = std::all_of(out + row * wide, out + rows * wide,
+    const bool zeros = std::all_of(out + row * wide, out + (rows + kMoreRows) * wide,
                                    [](std::byte b) { return b == std::byte{0}; });
     EXPECT_TRUE(zeros) << "behind the last row of use " << use;
     return zeros;
@@ -472,7 +474,7 @@ TEST(LowLatency, ASlowRankFindsItsSlotsUntouched) {
   proxy::ChaosNetwork network(job.ranks, RegionBytes(job), Counters(job), 64, 11);
   std::vector<std::atomic<int>> waits(2);  // how often each of the others has begun to wait
   std::atomic<bool> was_slow{false};
-  // The kernels of a dispatch: pack, tags, send, wait, unpack, tags.
+  // The kernels of a dispatch: pack, tags, send, wait, unpack, then others.
   RunAll(job, &network, 1, [&](uint32_t rank, int use, int at) {
     if (rank < 2 && at == 3) ++waits[rank];
     if (rank < 2 || use != 0 || at != 4) return;

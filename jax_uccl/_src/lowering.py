@@ -108,6 +108,7 @@ def emit_collective(
     root: int = 0,
     fill: bool = True,
     aliases: dict[int, int] | None = None,
+    handler: str | None = None,
 ) -> list[Any]:
     """Emits the custom call of one collective.
 
@@ -127,6 +128,8 @@ def emit_collective(
       root: position in the group of the member that broadcasts.
       fill: whether a ragged exchange into no operand zeroes what nothing lands in.
       aliases: result -> operand that it may share a buffer with.
+      handler: the custom call, where it is another one than that of `kind`; for calls that the native part
+        matches as operations of that kind and carries out otherwise.
 
     Returns:
       The result tensors.
@@ -182,7 +185,7 @@ def emit_collective(
         layouts.append(())
         results.append(compat.hlo.TokenType.get())
         result_layouts.append(())
-    target, rule = ffi_targets.target(kind), None
+    target, rule = ffi_targets.target(handler or kind), None
     if frozenset(axis_context.manual_axes) != frozenset(mesh.axis_names):
         _check_partial_auto(label, ordered)
         if _leaves_axes(ctx):

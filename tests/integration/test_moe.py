@@ -32,7 +32,7 @@ IDENTICAL = """
 
     def layer(x, idx, w, layout, mode, capacity, quantize):
         d = moe.dispatch(x, idx, w, num_experts=experts, axis_name="e", layout=layout, mode=mode,
-                         capacity=capacity, quantize=quantize)
+                         capacity=capacity, quantize=quantize, implementation="IMPLEMENTATION")
         gate = d.weights if d.weights.ndim == 1 else d.weights.sum(-1)
         y = (jnp.sin(d.tokens.astype(np.float32)) * gate[:, None]).astype(x.dtype)
         return moe.combine(y, d.handle), d.tokens, d.experts, d.demand[None]
@@ -62,8 +62,10 @@ IDENTICAL = """
 """
 
 
-def _digests(processes: int, per_process: int) -> dict[str, str]:
-    results = mp.run_processes(IDENTICAL, processes, per_process, timeout=260, check=True)
+def _digests(processes: int, per_process: int, implementation: str = "ragged") -> dict[str, str]:
+    script = IDENTICAL.replace("IMPLEMENTATION", implementation)
+    env = dict(JAX_UCCL_EXECUTOR="fifo" if implementation == "native" else "direct")
+    results = mp.run_processes(script, processes, per_process, env=env, timeout=260, check=True)
     merged: dict[str, str] = {}
     for result in results:
         merged.update(result.value)
@@ -77,6 +79,73 @@ def test_bit_identical_in_every_process_model() -> None:
     assert len(want) == 6 * 6 * 4
     for layout in [(2, 2), (4, 1)]:
         assert _digests(*layout) == want, layout
+
+
+@pytest.mark.slow
+def test_commands_and_proxies_give_the_same_bits() -> None:
+    want = _digests(1, 4)
+    for layout in [(1, 4), (2, 2), (4, 1)]:
+        assert _digests(*layout, "native") == want, layout
+
+
+# Two processes of two ranks; the second one leaves between two dispatches that exchange rows alone.
+ALONE = """
+    import faulthandler, os, signal
+    faulthandler.dump_traceback_later(100, exit=True)
+    import jax, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    import jax_uccl
+    from jax_uccl import moe
+    from child_report import report
+
+    n = jax.device_count()
+    mesh = Mesh(np.array(jax.devices()), ("e",))
+    options = dict(num_experts=n, axis_name="e", mode="low_latency", implementation="native")
+
+    def route(x, idx):
+        return jax.tree.map(lambda a: a[None], moe.dispatch(x, idx, **options).handle)
+
+    def again(x, handle):
+        handle = jax.tree.map(lambda a: a[0], handle)
+        return moe.combine(moe.dispatch(x, handle=handle).tokens, handle)
+
+    def mapped(f):
+        return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("e"), out_specs=P("e"), check_vma=False))
+
+    def place(value):
+        return jax.make_array_from_callback(value.shape, NamedSharding(mesh, P("e")), lambda i: value[i])
+
+    x, f = place(np.ones((2 * n, 3), np.float32)), mapped(again)
+    handle = mapped(route)(x, place(np.arange(2 * n)[:, None] % n))
+    jax.block_until_ready(f(x, handle))
+    if jax.process_index() == 1:
+        LEAVE
+    try:
+        with jax_uccl.errors():
+            jax.block_until_ready(f(x, handle))
+        said = "done"
+    except jax_uccl.UcclError as e:
+        said = f"{type(e).__name__}: {e}"
+    report(said)
+    os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("leave", "name"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "PeerLostError"),
+        ("signal.pause()", "PeerTimeoutError"),
+    ],
+)
+def test_rows_that_never_come_are_an_error_that_says_whose(leave: str, name: str) -> None:
+    script = ALONE.replace("LEAVE", leave)
+    env = dict(JAX_UCCL_EXECUTOR="fifo", JAX_UCCL_OP_TIMEOUT_MS="8000")
+    results = mp.run_processes(script, 2, 2, env=env, timeout=150, end_on_failure=False)
+    said = results[0].value
+    assert said.startswith(name), said
+    assert 'op="moe.dispatch float32[2,3] axis=(e)"' in said and "process=1" in said
 
 
 OVERFLOW = """

@@ -12,8 +12,8 @@ from jax import lax
 
 from jax_uccl._src import axes
 from jax_uccl._src.errors import UcclValueError
+from jax_uccl._src.moe import exchange, native, plan, registry, relay, routing, wire
 from jax_uccl._src.moe import hosts as hosts_of
-from jax_uccl._src.moe import plan, registry, relay, routing, wire
 from jax_uccl._src.moe import quantize as fp8
 from jax_uccl._src.moe.handle import Dispatched, Handle, PendingDispatch, Spec
 from jax_uccl._src.moe.require import require
@@ -87,13 +87,15 @@ def dispatch(
         by token index plus rank.
       rank_mask: bool [ranks], an array: ranks that are False neither send nor get rows. They still take part.
       stats: return `Stats`.
-      wait_times: not available: only a native implementation can measure them.
+      wait_times: return how long each source was waited for, as `wait_ns`. Needs implementation="native" and
+        mode="low_latency": collectives do not see when each source's rows arrive.
       reduction: how gradients of `x` are added, see `combine`.
       hosts: which ranks share a host, for a dispatch in two levels: a token travels once to each host, and is
         forwarded there to its ranks. A number divides the ranks into so many equal blocks, a list names the host
         of each rank, 1 means one level. Default: as the setting `processes_per_host` has it, in throughput mode
         with top_k > 1. Results are the same to the bit.
-      implementation: "ragged" (default; CPU), "reference" (plain jax.lax, any backend).
+      implementation: "ragged" (default; CPU), "reference" (plain jax.lax, any backend), "native": in low-latency
+        mode rows travel by commands and proxies, which needs executor="fifo" on all processes; else as "ragged".
 
     Returns:
       `Dispatched`. Gradients reach `x` and `topk_weights`.
@@ -127,16 +129,20 @@ def dispatch(
       [1.0, 1.0, 1.0, 0.5]
     """
     x, result, how = _prepare(**locals())
-    spec = result.handle.spec
-    move = registry.find(spec.implementation).dispatch
-    if how is None:
-        tokens = move(x, result.handle, reduction=reduction)
-        return _with(result, tokens=tokens)
-    if how.dequantize:
-        return _with(result, tokens=_rounded(x, result.handle, how, reduction))
-    rows = move(_to_wire(x, how, spec), result.handle)
-    tokens, scales = fp8.from_wire(rows, x.shape[1])
-    return _with(result, tokens=tokens, scales=scales)
+    handle, spec = result.handle, result.handle.spec
+    if how is None and not wait_times:
+        move = registry.find(spec.implementation).dispatch
+        return _with(result, tokens=move(x, handle, reduction=reduction))
+    rows = x if how is None else _to_wire(x, how, spec)
+    rows, waited = _move(rows, handle, wait_times)
+    result = _with(result, wait_ns=waited)
+    if how is not None and not how.dequantize:
+        tokens, scales = fp8.from_wire(rows, x.shape[1])
+        return _with(result, tokens=tokens, scales=scales)
+    if how is not None:
+        rows = wire.decode(rows, x.shape[1], x.dtype, native=spec.custom_calls)
+    # Added to nothing, as in routing.gather_choices.
+    return _with(result, tokens=_other_derivative(x + 0, rows, handle, reduction))
 
 
 def dispatch_start(
@@ -160,6 +166,10 @@ def dispatch_start(
     Raises:
       As for `dispatch`; UnsupportedError for `quantize` with `dequantize=True` (dequantize at the end).
     """
+    routing.refuse(
+        bool(options.get("wait_times")),
+        "wait_times are those of dispatch, which waits; not of dispatch_start",
+    )
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
         raise TypeError(f"moe.dispatch_start got unknown options {unknown}")
@@ -241,11 +251,6 @@ def _prepare(
     if on_overflow not in ("drop", "error"):
         raise UcclValueError(f"moe.dispatch: on_overflow={on_overflow!r} is not 'drop' or 'error'")
     check_reduction(reduction, "dispatch")
-    routing.refuse(
-        wait_times,
-        "wait_times need the native implementation, which sees when each source's rows arrive; "
-        "stats=True gives the load",
-    )
     given = dict(
         num_experts=num_experts,
         axis_name=None if axis_name is None else axes.as_names(axis_name),
@@ -264,7 +269,9 @@ def _prepare(
             )
         if hosts is not None and isinstance(handle, Handle):
             given["hosts"] = hosts_of.given(hosts, handle.spec.ranks)
-        return x, _again(routing.check_handle(handle, x, given), topk_weights), how
+        handle = routing.check_handle(handle, x, given)
+        _check_wait_times(wait_times, x, handle.spec)
+        return x, _again(handle, topk_weights), how
     if topk_idx is None or axis_name is None:
         raise UcclValueError("moe.dispatch: needs topk_idx and axis_name, or a handle")
     axes.check_bound(axes.as_names(axis_name), "moe.dispatch")
@@ -275,6 +282,7 @@ def _prepare(
         )
     weights = _check_weights(topk_weights, idx.shape)
     spec = _make_spec(idx.shape, given, hosts)
+    _check_wait_times(wait_times, x, spec)
     routing.refuse(
         on_overflow == "error" and not registry.find(spec.implementation).run_time_errors,
         f"implementation={spec.implementation!r} has no run-time errors; use on_overflow='drop' and "
@@ -284,6 +292,14 @@ def _prepare(
         x,
         _route(idx, weights, spec, logical_to_physical, rank_mask, on_overflow, stats),
         how,
+    )
+
+
+def _check_wait_times(wait_times: bool, x: Any, spec: Spec) -> None:
+    routing.refuse(
+        wait_times and not native.serves(spec, x),
+        "wait_times need the native implementation, which sees when each source's rows arrive: "
+        "implementation='native', mode='low_latency' and at least one token; stats=True gives the load",
     )
 
 
@@ -399,6 +415,7 @@ def _result(handle: Handle, weights_all: Any) -> Dispatched:
         demand=handle.demand,
         scales=None,
         stats=None,
+        wait_ns=None,
         handle=handle,
     )
 
@@ -447,24 +464,23 @@ def _to_wire(x: Any, how: _Quantize, spec: Spec) -> Any:
     return wire.encode(x, power_of_two=how.power_of_two, native=spec.custom_calls)
 
 
-def _rounded(x: Any, handle: Handle, how: _Quantize, reduction: str) -> Any:
-    """Tokens that travelled as 8-bit floats, in the dtype of `x`."""
-    spec = handle.spec
-    rows = registry.find(spec.implementation).dispatch(_to_wire(x, how, spec), handle)
-    values = wire.decode(rows, x.shape[1], x.dtype, native=spec.custom_calls)
-    # Added to nothing, as in routing.gather_choices.
-    return _unrounded_derivative(x + 0, values, handle, reduction)
+def _move(rows: Any, handle: Handle, wait_times: bool) -> tuple[Any, Any]:
+    """The result's rows, without a derivative, and how long each source was waited for (None if not wanted)."""
+    if not wait_times:
+        return registry.find(handle.spec.implementation).dispatch(rows, handle), None
+    copies, waited = native.dispatch(lax.stop_gradient(rows), handle)
+    return exchange.spread(copies, handle) if handle.spec.expert_major else copies, waited
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(3,))
-def _unrounded_derivative(x: Any, values: Any, handle: Handle, reduction: str) -> Any:
+def _other_derivative(x: Any, values: Any, handle: Handle, reduction: str) -> Any:
     """`values`, with the derivative of a dispatch of `x`."""
     del x, handle, reduction
     return values
 
 
-@_unrounded_derivative.defjvp
-def _unrounded_jvp(reduction: str, primals: Any, tangents: Any) -> Any:
+@_other_derivative.defjvp
+def _other_jvp(reduction: str, primals: Any, tangents: Any) -> Any:
     _, values, handle = primals
     move = registry.find(handle.spec.implementation).dispatch
     return values, move(tangents[0], handle, reduction=reduction)

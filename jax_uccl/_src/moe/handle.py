@@ -202,6 +202,8 @@ class Dispatched:
       demand: int32 [] the smallest capacity with which this rank would drop nothing.
       scales: f32 [C, ceil(hidden / 128)] with `quantize` and `dequantize=False`; otherwise None.
       stats: `Stats` where asked for, otherwise None.
+      wait_ns: uint32 [ranks] where asked for, otherwise None: nanoseconds from the start of this rank's wait for
+        rows until the last one of each source was there; 2^32 - 1 stands for more too.
       handle: for `combine`, and for further dispatches with the same routing.
     """
 
@@ -214,6 +216,7 @@ class Dispatched:
     demand: Any
     scales: Any
     stats: Any
+    wait_ns: Any
     handle: Handle
 
 

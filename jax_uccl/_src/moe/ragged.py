@@ -18,7 +18,7 @@ import numpy as np
 from jax_uccl._src import jax_compat as compat
 from jax_uccl._src.collectives import define
 from jax_uccl._src.collectives.vary import vary_alike
-from jax_uccl._src.moe import exchange
+from jax_uccl._src.moe import exchange, native
 from jax_uccl._src.moe.handle import Handle
 from jax_uccl._src.ordering import is_strict
 
@@ -60,20 +60,34 @@ def _bind(primitive: Any, x: Any, handle: Handle, copies: bool, reduction: str, 
     )
 
 
-def _dispatch(x: Any, *leaves: Any, tree: Any, copies: bool, **params: Any) -> Any:
+def _dispatch(
+    x: Any, *leaves: Any, tree: Any, copies: bool, by_commands: bool = True, **params: Any
+) -> Any:
     handle = jax.tree.unflatten(tree, leaves)
+    if by_commands and native.serves(handle.spec, x):
+        rows, _ = native.dispatch(x, handle)
+        return rows if copies or not handle.spec.expert_major else exchange.spread(rows, handle)
     # Copies that are spread over the groups are read by index alone.
     rows = exchange.dispatch_start(x, handle, fill=copies or not handle.spec.expert_major)
     return exchange.dispatch_done(rows, handle, copies)
 
 
 def _combine(
-    y: Any, *leaves: Any, tree: Any, copies: bool, reduction: str, dtype: Any, **params: Any
+    y: Any,
+    *leaves: Any,
+    tree: Any,
+    copies: bool,
+    reduction: str,
+    dtype: Any,
+    by_commands: bool = True,
+    **params: Any,
 ) -> Any:
     handle = jax.tree.unflatten(tree, leaves)
     per_choice = handle.spec.expert_major and not copies
     if per_choice and reduction == "per_rank":
         y, per_choice = exchange.gather_choices(y, handle), False
+    if by_commands and native.serves(handle.spec, y, y.dtype, dtype):
+        return native.combine(y, handle, per_choice, dtype)
     rows = exchange.combine_start(y, handle, per_choice, fill=False)
     return exchange.combine_done(rows, handle, per_choice, dtype)
 
@@ -101,7 +115,7 @@ def _batch(primitive: Any, axis_data: Any, values: Any, dims: Any, **params: Any
     n = axis_data.size
     if axis_data.name in params["spec"].axis_name:
         mapped: Callable[..., Any] = jax.vmap(
-            partial(_FUNCTIONS[primitive], **params),
+            partial(_FUNCTIONS[primitive], by_commands=False, **params),
             in_axes=tuple(dims),
             axis_name=axis_data.name,
             axis_size=n,
