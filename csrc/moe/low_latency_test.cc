@@ -229,7 +229,7 @@ class RankSide {
       }
     }
     const auto peers = Keep(entries * 4), slots = Keep(entries * 4), given = Keep(entries * 4);
-    std::memcpy(given.get(), mine.data(), entries * 4);
+    std::ranges::copy(mine, As<int32_t>(given));
     cuda::RouteParams route;
     route.choices = As<int32_t>(given), route.tokens = job_.tokens, route.width = job_.width;
     route.ranks = job_.ranks, route.experts_per_rank = job_.local;
