@@ -59,8 +59,11 @@ Status ReadDispatch(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi:
   if (x.element_type() != y.element_type() || RowBytes(x) != RowBytes(y) || Rows(x) == 0) {
     return Invalid("operand and result must have rows, of one type and size");
   }
-  const auto entries = rest.size() > 0 ? rest.get<ffi::AnyBuffer>(0)->element_count() : 0;
-  if (entries % Rows(x) != 0) return Invalid("peers must have a row for each token");
+  if (rest.size() < 2) return Invalid("needs peers and places");
+  const auto peers = rest.get<ffi::AnyBuffer>(0);
+  if (!peers.has_value() || peers->element_count() % Rows(x) != 0)
+    return Invalid("peers must have a row for each token");
+  const uint64_t entries = peers->element_count();
   const int32_t* indices[2] = {};
   if (Status s = ReadIndices(rest, 0, entries, indices); !s.ok()) return s;
   d->x = Data(x), d->x_stride = d->out_stride = d->channels = RowBytes(x);
