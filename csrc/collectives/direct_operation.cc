@@ -444,21 +444,6 @@ void DirectOperation::WithdrawIfQuiet(std::unique_lock<std::mutex>& lock) {
   });
 }
 
-bool DirectOperation::completed() const {
-  std::lock_guard lock(mutex_);
-  return completed_ == locals_.size();
-}
-
-bool DirectOperation::over() const {
-  std::lock_guard lock(mutex_);
-  return over_;
-}
-
-bool DirectOperation::failed() const {
-  std::lock_guard lock(mutex_);
-  return failed_;
-}
-
 bool DirectOperation::Needs(ProcessId process) const {
   std::lock_guard lock(mutex_);
   for (uint32_t i = 0; i < transfers_.size(); ++i) {

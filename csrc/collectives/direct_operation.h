@@ -32,9 +32,6 @@ class DirectOperation final : public Operation {
   void OnTransferDone(uint32_t index, uint64_t address) override;
   void Fail(const Status& cause) override;
   Missing GetMissing() const override;
-  bool completed() const override;
-  bool over() const override;
-  bool failed() const override;
   bool Needs(ProcessId process) const override;
 
  private:
@@ -96,7 +93,7 @@ class DirectOperation final : public Operation {
   std::vector<uint32_t>
       transfer_base_;  // per stage: global index of its first send; receives follow
 
-  mutable std::mutex mutex_;  // guards all below
+  // Under the mutex of Operation, all below.
   std::vector<Local> locals_;
   std::vector<ItemState> transfers_;
   std::vector<bool> copied_;  // of the current stage
@@ -109,11 +106,8 @@ class DirectOperation final : public Operation {
   // Of this stage, what is not finished: arrivals (stage 0), receives and copies, for which its
   // reductions wait; and sends, for which only the next stage does.
   uint64_t stage_left_ = 0, sends_left_ = 0;
-  uint64_t arrived_ = 0, completed_ = 0;
   uint64_t active_ = 0;  // threads that may touch buffers
   bool reducing_ = false, reduced_ = false, stages_done_ = false;
-  bool failed_ = false, withdrawn_ = false, withdrawing_ = false, over_ = false;
-  Status failure_;
 };
 
 }  // namespace uccl::coll

@@ -258,21 +258,6 @@ void FifoOperation::CompleteLocals(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-bool FifoOperation::completed() const {
-  std::lock_guard lock(mutex_);
-  return completed_ == locals_.size();
-}
-
-bool FifoOperation::over() const {
-  std::lock_guard lock(mutex_);
-  return over_;
-}
-
-bool FifoOperation::failed() const {
-  std::lock_guard lock(mutex_);
-  return failed_;
-}
-
 std::optional<executor::Place> FifoOperation::place() const {
   std::lock_guard lock(mutex_);
   return place_;

@@ -39,9 +39,6 @@ class FifoOperation final : public Operation {
   void OnTransferDone(uint32_t index, uint64_t address) override;
   void Fail(const Status& cause) override;
   Missing GetMissing() const override;
-  bool completed() const override;
-  bool over() const override;
-  bool failed() const override;
   bool Needs(ProcessId process) const override;
   std::optional<executor::Place> place() const override;
 
@@ -81,15 +78,12 @@ class FifoOperation final : public Operation {
   const std::vector<std::shared_ptr<const Schedule>> schedules_;  // by local
   const std::shared_ptr<executor::Executor> executor_;
 
-  mutable std::mutex mutex_;  // guards all below
+  // Under the mutex of Operation, all below.
   std::vector<Local> locals_;
   std::vector<Notice> notices_;
   std::optional<executor::Place> place_;
   std::array<std::byte, 8> place_bytes_{};  // on their way while notices are
   bool posted_ = false, posting_ = false;
-  uint64_t arrived_ = 0, completed_ = 0;
-  bool failed_ = false, withdrawing_ = false, withdrawn_ = false, over_ = false;
-  Status failure_;
 };
 
 }  // namespace uccl::coll

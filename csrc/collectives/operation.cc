@@ -28,6 +28,21 @@ Operation::Operation(OperationHost* host, const Identity& identity, const Call& 
   digest_ = DigestOf(description_, first.shape);
 }
 
+bool Operation::completed() const {
+  std::lock_guard lock(mutex_);
+  return completed_ == comm_->locals.size();
+}
+
+bool Operation::over() const {
+  std::lock_guard lock(mutex_);
+  return over_;
+}
+
+bool Operation::failed() const {
+  std::lock_guard lock(mutex_);
+  return failed_;
+}
+
 core::MessageInfo Operation::InfoOf(const core::MessageTag& tag, uint64_t size_bytes) const {
   core::MessageInfo info;
   info.tag = tag;

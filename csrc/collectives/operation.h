@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -94,9 +95,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
     std::vector<uint32_t> owed_by;       // indices of the members that owe data
   };
   virtual Missing GetMissing() const = 0;
-  virtual bool completed() const = 0;  // every local member has its result
-  virtual bool over() const = 0;
-  virtual bool failed() const = 0;
+  bool completed() const;  // every local member has its result
+  bool over() const;
+  bool failed() const;
   // Whether anything is still to be sent to that process or received from it. Once false, it stays
   // so.
   virtual bool Needs(ProcessId process) const = 0;
@@ -139,6 +140,13 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   OperationHost* const host_;
   const std::shared_ptr<const Communicator> comm_;
+
+  mutable std::mutex mutex_;              // guards all below, and the state that a kind adds
+  uint64_t arrived_ = 0, completed_ = 0;  // local members
+  bool failed_ = false, over_ = false;
+  // After a failure: the messages are being taken back, and were.
+  bool withdrawing_ = false, withdrawn_ = false;
+  Status failure_;
 
  private:
   const uint64_t id_;
