@@ -34,7 +34,8 @@ def from_junit(reports: list[Path]) -> Counts:
     for report in reports:
         try:
             root = ElementTree.parse(report).getroot()
-        except (OSError, ElementTree.ParseError):
+        except (OSError, ElementTree.ParseError) as error:
+            print(f"[dev] no report of {report.stem}: {error}", flush=True)
             total += Counts(failed=1)
             continue
         for case in root.iter("testcase"):
