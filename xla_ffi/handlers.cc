@@ -363,15 +363,7 @@ XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
                            .Attr<int64_t>("root")
                            .Attr<int64_t>("fill"));
 
-XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::State<SiteState>>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Ctx<ffi::RunId>()
-                           .Arg<ffi::AnyBuffer>()
-                           .RemainingArgs()
-                           .Ret<ffi::AnyBuffer>()
-                           .RemainingRets());
+XLA_FFI_DEFINE_HANDLER(kExecute, Execute, BindOperation());
 
 // The state's type must be registered before the handlers that use it, in the XLA that loads them.
 // The metadata query that every registration starts with carries that XLA's API, so the type is

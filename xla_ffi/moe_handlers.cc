@@ -189,24 +189,8 @@ ffi::Future CombineRows(SiteState* state, int32_t device, ffi::RunId run, ffi::A
                                                     more);
 }
 
-XLA_FFI_DEFINE_HANDLER(kDispatch, DispatchRows,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::State<SiteState>>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Ctx<ffi::RunId>()
-                           .Arg<ffi::AnyBuffer>()
-                           .RemainingArgs()
-                           .Ret<ffi::AnyBuffer>()
-                           .RemainingRets());
-XLA_FFI_DEFINE_HANDLER(kCombine, CombineRows,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::State<SiteState>>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Ctx<ffi::RunId>()
-                           .Arg<ffi::AnyBuffer>()
-                           .RemainingArgs()
-                           .Ret<ffi::AnyBuffer>()
-                           .RemainingRets());
+XLA_FFI_DEFINE_HANDLER(kDispatch, DispatchRows, BindOperation());
+XLA_FFI_DEFINE_HANDLER(kCombine, CombineRows, BindOperation());
 
 }  // namespace
 }  // namespace uccl::xla_ffi

@@ -20,6 +20,18 @@ struct SiteState {
   std::shared_ptr<coll::CallSite> site;
 };
 
+// What the execute stage of every operation is given: its state, the rank, the launch, and buffers.
+inline auto BindOperation() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::State<SiteState>>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Ctx<ffi::RunId>()
+      .Arg<ffi::AnyBuffer>()
+      .RemainingArgs()
+      .Ret<ffi::AnyBuffer>()
+      .RemainingRets();
+}
+
 // kInvalid for what is not known here.
 coll::DType ToDType(ffi::DataType type);
 
