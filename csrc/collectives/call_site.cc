@@ -153,8 +153,13 @@ Result<CallSite::Plan> CallSite::PlanRanks(const Communicator& comm, const PlanP
   const Result<const Algorithm*> chosen = ChooseAlgorithm(request, ranks, policy);
   if (!chosen.ok()) return chosen.status();
   for (uint32_t member : comm.locals) {
-    plan->of_ranks.push_back(std::make_shared<const Schedule>(
-        MakeSchedule(*chosen.value(), request, ranks, static_cast<ProcessId>(member))));
+    Schedule schedule =
+        MakeSchedule(*chosen.value(), request, ranks, static_cast<ProcessId>(member));
+    for (Stage& stage : schedule.stages) {
+      std::ranges::stable_sort(stage.sends, {}, &Transfer::part);
+      std::ranges::stable_sort(stage.receives, {}, &Transfer::part);
+    }
+    plan->of_ranks.push_back(std::make_shared<const Schedule>(std::move(schedule)));
   }
   plan->algorithm = chosen.value();
   return *plan;

@@ -71,7 +71,8 @@ class CallSite final {
     const Algorithm* algorithm = nullptr;
     std::shared_ptr<const Schedule> schedule;
     // Instead of it where every rank works for itself: by local index, each as if its rank were a
-    // process of its own, whose number is its place in the group.
+    // process of its own, whose number is its place in the group. Messages stand by their parts, so
+    // both ends list those between them alike.
     std::vector<std::shared_ptr<const Schedule>> of_ranks;
   };
   // Made once per communicator, payload size and policy. Errors of ChooseAlgorithm.

@@ -154,16 +154,11 @@ void RankProgram::Announce(executor::Pipes* pipes) const {
 
 Status RankProgram::RunStage(executor::Pipes* pipes, uint64_t number, uint32_t index) const {
   const Stage& stage = schedule_->stages[index];
-  // Both ends list the messages between them by their parts.
-  const auto by_part = [](std::vector<Transfer> transfers) {
-    std::ranges::stable_sort(transfers, {}, &Transfer::part);
-    return transfers;
-  };
   std::vector<executor::Outgoing> out;
-  for (const Transfer& t : by_part(stage.sends))
+  for (const Transfer& t : stage.sends)
     out.push_back(executor::Send(t.to, {number, index, t.part}, From(t.slice)));
   std::vector<executor::Incoming> in;
-  for (const Transfer& t : by_part(stage.receives))
+  for (const Transfer& t : stage.receives)
     in.push_back(executor::Receive(t.from, {number, index, t.part}, To(t.slice)));
   for (const Copy& c : stage.copies) {
     const Status status = c.from.kind == BufferKind::kZero
