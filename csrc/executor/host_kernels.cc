@@ -60,12 +60,13 @@ Status RunOnHost(const cuda::SendRowsParams& params) {
 Status RunOnHost(const cuda::AwaitRowsParams& params) {
   if (Status status = CheckParams(params); !status.ok()) return status;
   fifo::SoloGroup group;
-  const auto clock = [] {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return static_cast<uint64_t>(std::chrono::nanoseconds(now).count());
-  };
-  cuda::AwaitRows(group, params, clock);
+  cuda::AwaitRows(group, params, HostClockNs);
   return Status::Ok();
+}
+
+uint64_t HostClockNs() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::nanoseconds(now).count());
 }
 
 Status IssueOnHost(const fifo::FifoView& fifo, const fifo::Command& command) {

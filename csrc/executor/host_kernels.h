@@ -2,6 +2,8 @@
 // is on a stream of the host.
 #pragma once
 
+#include <cstdint>
+
 #include "csrc/base/status.h"
 #include "csrc/base/types.h"
 #include "csrc/cuda/await_rows.h"
@@ -19,6 +21,8 @@ Status RunOnHost(const cuda::ReduceParams& params);
 Status RunOnHost(const cuda::FoldRowsParams& params);
 Status RunOnHost(const cuda::SendRowsParams& params);
 Status RunOnHost(const cuda::AwaitRowsParams& params);
+// That by which a host's kernels measure waits.
+uint64_t HostClockNs();
 // kAborted when the proxy has stopped the FIFO, kInvalidArgument for what is no command. Waits
 // while the FIFO is full.
 Status IssueOnHost(const fifo::FifoView& fifo, const fifo::Command& command);

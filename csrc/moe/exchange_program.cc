@@ -2,7 +2,6 @@
 #include "csrc/moe/exchange_program.h"
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -44,11 +43,6 @@ Result<Shared*> SharedFor(executor::Pipes* pipes, uint64_t kind, const SlotLayou
   return static_cast<Shared*>((*side)->user.get());
 }
 
-uint64_t ClockNs() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return static_cast<uint64_t>(std::chrono::nanoseconds(now).count());
-}
-
 // Kernels one after the other on this thread.
 struct HostRunner {
   executor::Pipes* pipes;
@@ -66,7 +60,7 @@ struct HostRunner {
 
   // Until the kernel would not have to wait.
   Status Sleep(const cuda::AwaitRowsParams& p) {
-    const uint64_t started = ClockNs();
+    const uint64_t started = executor::HostClockNs();
     std::vector<proxy::Region::Threshold> left;
     for (uint32_t rank = 0; rank < p.ranks; ++rank) {
       left.push_back({p.announced + rank, p.state[rank] + 1});
@@ -85,7 +79,7 @@ struct HostRunner {
           next.push_back({p.arrived + rank, p.state[p.ranks + rank] + rows});
         } else {
           pipes->SetAwaits(t.counter - p.arrived, false);
-          if (waited != nullptr) waited[t.counter - p.arrived] = ClockNs() - started;
+          if (waited != nullptr) waited[t.counter - p.arrived] = executor::HostClockNs() - started;
         }
       }
       left.swap(next);
