@@ -176,6 +176,13 @@ def is_mesh_context(axis_context: Any) -> bool:
     return hasattr(axis_context, "manual_axes")
 
 
+def has_automatic_axes(axis_context: Any) -> bool:
+    """True inside a shard_map that leaves some mesh axes to XLA's partitioner."""
+    if not is_mesh_context(axis_context):
+        return False
+    return frozenset(axis_context.manual_axes) != frozenset(axis_context.mesh.axis_names)
+
+
 def axis_groups(axis_context: Any, names: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
     """Partition ids of each communicator over `names`, members in the order of `names`."""
     return _pxla.axis_groups(axis_context, tuple(names))

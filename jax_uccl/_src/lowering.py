@@ -58,7 +58,7 @@ def _member_groups(
 def _partition_id(ctx: Any, axis_context: Any) -> Any:
     """u32[] partition id; only for programs whose devices are unknown while they are lowered."""
     mesh = axis_context.mesh
-    if frozenset(axis_context.manual_axes) == frozenset(mesh.axis_names):
+    if not compat.has_automatic_axes(axis_context):
         return compat.hlo.partition_id()
 
     # XLA refuses PartitionId while some axes are left to its partitioner; a nested region that is manual
@@ -186,7 +186,7 @@ def emit_collective(
         results.append(compat.hlo.TokenType.get())
         result_layouts.append(())
     target, rule = ffi_targets.target(handler or kind), None
-    if frozenset(axis_context.manual_axes) != frozenset(mesh.axis_names):
+    if compat.has_automatic_axes(axis_context):
         _check_partial_auto(label, ordered)
         if _leaves_axes(ctx):
             target = partitioning.auto_target(kind)
@@ -211,11 +211,11 @@ def emit_collective(
 def _leaves_axes(ctx: Any) -> bool:
     """Whether this is inside a shard_map that leaves mesh axes automatic, in a program for known devices."""
     axis_context = ctx.module_context.axis_context
-    if not compat.is_mesh_context(axis_context) or compat.lowered_for_export(ctx):
-        return False
-    mesh = axis_context.mesh
-    known = isinstance(mesh, jax.sharding.Mesh)
-    return known and frozenset(axis_context.manual_axes) != frozenset(mesh.axis_names)
+    return (
+        compat.has_automatic_axes(axis_context)
+        and not compat.lowered_for_export(ctx)
+        and isinstance(axis_context.mesh, jax.sharding.Mesh)
+    )
 
 
 def plain(function: Any) -> Any:

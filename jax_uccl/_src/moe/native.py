@@ -117,8 +117,7 @@ def _lower(
     kind: str, ctx: Any, *operands: Any, axis_name: Any, ordered: bool, **params: Any
 ) -> Any:
     out = ctx.avals_out[0]
-    context = ctx.module_context.axis_context
-    if compat.is_mesh_context(context) and set(context.manual_axes) != set(context.mesh.axis_names):
+    if compat.has_automatic_axes(ctx.module_context.axis_context):
         raise UnsupportedError(
             "moe: implementation='native' inside a shard_map that leaves mesh axes automatic; map all axes "
             "(drop axis_names=), or use implementation='ragged'"
