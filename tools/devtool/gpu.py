@@ -147,20 +147,27 @@ def _bench(folder: Path) -> tuple[str, dict[str, Any]]:
     return f"least {worst:.0%} of a device copy; FIFO round trip {trip:.3g} us", figures
 
 
-def _jax(environment: Environment) -> tuple[str, dict[str, Any]]:
-    command: Words = [environment.python, "tools/devtool/gpu_jax.py"]
+def _python(
+    environment: Environment, words: list[str], failure: str, *, timeout_s: float, **extra: str
+) -> str:
+    """The standard output of that environment's Python; where it fails all output is shown."""
     done = subprocess.run(
-        [str(w) for w in command],
-        env=environment.env(),
+        [str(environment.python), *words],
+        env=environment.env(**extra),
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=timeout_s,
     )
     if done.returncode != 0:
         print(done.stdout + done.stderr)
-        raise DevError("gpu_jax.py failed")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        raise DevError(failure)
+    return done.stdout
+
+
+def _jax(environment: Environment) -> tuple[str, dict[str, Any]]:
+    out = _python(environment, ["tools/devtool/gpu_jax.py"], "gpu_jax.py failed", timeout_s=180)
+    result: dict[str, Any] = json.loads(out.splitlines()[-1])
     return str(result["summary"]), result
 
 
@@ -170,37 +177,30 @@ def _without_handlers(environment: Environment) -> str | None:
         "from jax_uccl import _uccl; from jax_uccl._src import cuda_module as c;"
         "print(*sorted({n.removeprefix('jax_uccl_') for n in _uccl.registrations()} - {*c._SYMBOLS}))"
     )
-    done = subprocess.run(
-        [str(environment.python), "-c", program],
-        env=environment.env(JAX_PLATFORMS="cpu"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    if done.returncode != 0:
-        raise DevError(f"the extension module cannot be asked: {done.stderr}")
-    return f"no handlers for CUDA yet: {done.stdout.strip()}" if done.stdout.strip() else None
+    names = _python(
+        environment,
+        ["-c", program],
+        "the extension module cannot be asked",
+        timeout_s=60,
+        JAX_PLATFORMS="cpu",
+    ).strip()
+    return f"no handlers for CUDA yet: {names}" if names else None
 
 
 def _ranks(environment: Environment, platform: str) -> tuple[str, list[dict[str, Any]]]:
     """Collectives and MoE exchange between processes that share one device."""
     results: list[dict[str, Any]] = []
     for count in RANKS:
-        command: Words = [environment.python, "-m", "jax_uccl.launch", "-n", str(count)]
-        command += ["tools/devtool/gpu_ranks.py", platform]
-        done = subprocess.run(
-            [str(w) for w in command],
-            env=environment.env(),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        if done.returncode != 0:
-            print(done.stdout + done.stderr)
-            raise DevError(f"gpu_ranks.py failed with {count} ranks")
-        line = done.stdout.splitlines()[-1]
+        command = [
+            "-m",
+            "jax_uccl.launch",
+            "-n",
+            str(count),
+            "tools/devtool/gpu_ranks.py",
+            platform,
+        ]
+        failure = f"gpu_ranks.py failed with {count} ranks"
+        line = _python(environment, command, failure, timeout_s=240).splitlines()[-1]
         results.append(json.loads(line[line.index("{") :]))  # after the launcher's prefix
     cases = sum(r["collectives"] + r["moe"] for r in results)
     return f"{cases} cases equal NumPy between {' and '.join(map(str, RANKS))} ranks", results
