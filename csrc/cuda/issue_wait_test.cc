@@ -11,8 +11,8 @@
 #include "csrc/cuda/issue.h"
 #include "csrc/cuda/rows.h"
 #include "csrc/cuda/testing/launcher.h"
+#include "csrc/cuda/testing/pinned_fifo.h"
 #include "csrc/cuda/wait.h"
-#include "csrc/fifo/host_fifo.h"
 #include "csrc/fifo/native_memory.h"
 
 namespace uccl::cuda {
@@ -36,48 +36,22 @@ Command Count(uint32_t peer, uint32_t amount) {
   return c;
 }
 
-template <class T>
-std::shared_ptr<T> Place(std::shared_ptr<std::byte> memory) {
-  new (memory.get()) T();
-  return {memory, reinterpret_cast<T*>(memory.get())};
-}
-
-// A FIFO whose producers may be on a GPU, and everything that goes into it.
-struct Queue {
+// With everything that goes into it.
+struct Queue : PinnedFifo {
   Queue(Launcher* launcher, size_t capacity, const std::vector<Command>& commands)
-      : slots(launcher->AllocatePinned(capacity * sizeof(fifo::Slot))),
-        control(Place<fifo::FifoControl>(launcher->AllocatePinned(sizeof(fifo::FifoControl)))),
-        words(launcher->Allocate(3 * 256)),
+      : PinnedFifo(launcher, capacity),
         list(launcher->Allocate(commands.size() * sizeof(Command))),
-        consumer({reinterpret_cast<const fifo::Slot*>(slots.get()), capacity}, control.get()) {
+        fault(launcher->Allocate(sizeof(uint64_t))) {
     std::copy(commands.begin(), commands.end(), reinterpret_cast<Command*>(list.get()));
-    issue.fifo.slots = reinterpret_cast<fifo::Slot*>(slots.get());
-    issue.fifo.tail = &control->tail;
-    issue.fifo.stopped = &control->stopped;
-    issue.fifo.head = reinterpret_cast<uint64_t*>(words.get());
-    issue.fifo.cached_tail = reinterpret_cast<uint64_t*>(words.get() + 256);
-    issue.fifo.capacity = capacity;
+    issue.fifo = view;
     issue.commands = reinterpret_cast<const Command*>(list.get());
     issue.count = static_cast<uint32_t>(commands.size());
-    issue.fault = reinterpret_cast<uint64_t*>(words.get() + 512);
+    issue.fault = reinterpret_cast<uint64_t*>(fault.get());
     *issue.fault = kNoFault;
   }
 
-  void Take() {
-    fifo::CommandWords batch[5];
-    for (size_t i = 0, n = consumer.Poll(batch); i < n; ++i) {
-      Command c;
-      EXPECT_EQ(fifo::DecodeCommand(batch[i], &c), fifo::CommandFault::kNone);
-      taken.push_back(c);
-    }
-  }
-
-  std::shared_ptr<std::byte> slots;
-  std::shared_ptr<fifo::FifoControl> control;
-  std::shared_ptr<std::byte> words, list;
-  fifo::FifoConsumer consumer;
+  std::shared_ptr<std::byte> list, fault;
   IssueQueue issue;
-  std::vector<Command> taken;
 };
 
 Status RunAll(Launcher* launcher, const std::vector<Queue*>& queues) {

@@ -18,7 +18,7 @@
 #include "csrc/cuda/rows.h"
 #include "csrc/cuda/send_rows.h"
 #include "csrc/cuda/testing/launcher.h"
-#include "csrc/fifo/host_fifo.h"
+#include "csrc/cuda/testing/pinned_fifo.h"
 #include "csrc/fifo/native_memory.h"
 
 namespace uccl::cuda {
@@ -108,37 +108,7 @@ TEST(Route, RefusesWhatHasNoSlots) {
   EXPECT_NE(CheckParams(p).detail.find("below 2^31"), std::string::npos);
 }
 
-// A FIFO whose producers may be on a GPU.
-struct Queue {
-  Queue(Launcher* launcher, size_t capacity)
-      : slots(launcher->AllocatePinned(capacity * sizeof(fifo::Slot))),
-        words(launcher->Allocate(2 * 256)),
-        control_memory(launcher->AllocatePinned(sizeof(fifo::FifoControl))),
-        control(new (control_memory.get()) fifo::FifoControl()),
-        consumer({reinterpret_cast<const fifo::Slot*>(slots.get()), capacity}, control) {
-    view.slots = reinterpret_cast<fifo::Slot*>(slots.get());
-    view.tail = &control->tail, view.stopped = &control->stopped;
-    view.head = reinterpret_cast<uint64_t*>(words.get());
-    view.cached_tail = reinterpret_cast<uint64_t*>(words.get() + 256);
-    view.capacity = capacity;
-  }
-  void Take() {
-    fifo::CommandWords batch[5];
-    for (size_t i = 0, n = consumer.Poll(batch); i < n; ++i) {
-      Command c;
-      EXPECT_EQ(fifo::DecodeCommand(batch[i], &c), fifo::CommandFault::kNone);
-      taken.push_back(c);
-    }
-  }
-
-  std::shared_ptr<std::byte> slots, words, control_memory;
-  fifo::FifoControl* control;
-  fifo::FifoConsumer consumer;
-  fifo::FifoView view;
-  std::vector<Command> taken;
-};
-
-SendRowsParams Sending(const Queue& queue, uint32_t ranks) {
+SendRowsParams Sending(const PinnedFifo& queue, uint32_t ranks) {
   SendRowsParams p;
   p.fifo = queue.view;
   p.ranks = ranks, p.rank = 1;
@@ -153,7 +123,7 @@ TEST(SendRows, OneCommandForEachRowAndOneCountForEachRank) {
   constexpr uint32_t kRanks = 4;
   for (Launcher* launcher : Launchers()) {
     SCOPED_TRACE(launcher->name());
-    Queue queue(launcher, 3);
+    PinnedFifo queue(launcher, 3);
     const std::vector<int32_t> to = {0, 3, -1, 1, 0, 0, 3, -1, 0, 1},
                                at = {0, 1, 2, 3, 4, 5, 19, 7, -1, 9};
     Array<int32_t> peers(launcher, to), slots(launcher, at);
@@ -202,7 +172,7 @@ TEST(SendRows, WhatLiesOutsideIsToldAndNotAnnounced) {
     Array<int32_t> peers(launcher, {0, 2, 1, 0, 1}), slots(launcher, {1, 1, 20, 2, 3});
     Array<int32_t> rows(launcher, {-1, 0, 1, 6, 5});
     Array<uint64_t> fault(launcher, {kNoFault});
-    Queue queue(launcher, 16);
+    PinnedFifo queue(launcher, 16);
     SendRowsParams p = Sending(queue, 2);
     p.rows = rows.data(), p.peers = peers.data(), p.slots = slots.data(), p.entries = 5;
     p.fault = fault.data();
@@ -222,7 +192,7 @@ TEST(SendRows, WhatLiesOutsideIsToldAndNotAnnounced) {
 
 TEST(SendRows, RefusesWhatNoFifoTakes) {
   for (Launcher* launcher : {Launchers()[0]}) {
-    Queue queue(launcher, 4);
+    PinnedFifo queue(launcher, 4);
     const SendRowsParams good = Sending(queue, 2);
     EXPECT_TRUE(CheckParams(good).ok()) << CheckParams(good).ToString();
     const auto says = [&](auto change) {
