@@ -23,7 +23,8 @@ mean rank, and of the hottest one. `left` is what a process of jax_uccl really s
 of its ranks: rows out, rows back and the choices (0 with one process). `copy` is the time in which each rank, all at
 once, copies the MB of the row into memory that is there, as a share of the row's time.
 A skew of 4 gives the first rank four times the mean load. Peers take turns within one job, round after round. A peer
-that would take more than --cell-seconds gets fewer rounds, at least one; `n` says how many.
+that would take more than --cell-seconds gets fewer rounds, at least one; `n` says how many. A peer whose program
+needs more than 0.4 of the machine's memory on all ranks together is left out, which stderr says.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -226,6 +228,12 @@ def copy_rate(ranks: int, size: int) -> float:
     return size / statistics.median(times[1:])
 
 
+def bytes_needed(program: Any) -> int:
+    """What XLA allocates for a compiled program on one device."""
+    memory = program.memory_analysis()
+    return memory.temp_size_in_bytes + memory.output_size_in_bytes
+
+
 def child(plan: dict, out: str) -> None:
     """One process of a job."""
     import jax
@@ -244,6 +252,7 @@ def child(plan: dict, out: str) -> None:
     def mapped(f: Callable[..., Any]) -> Any:
         return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
 
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     slowest = mapped(lambda t: jax_uccl.pmax(t, "x"))
 
     def agreed(seconds: float) -> float:
@@ -260,7 +269,14 @@ def child(plan: dict, out: str) -> None:
         largest = int(max(np.bincount(choices).max() for choices in own))
         functions, rounds, left = {}, {}, {}
         for peer in plan["peers"]:
-            functions[peer] = mapped(make_layer(peer, plan, tokens, skew, largest))
+            layer = make_layer(peer, plan, tokens, skew, largest)
+            program = mapped(layer).lower(*arguments).compile()
+            if (needed := bytes_needed(program) * plan["ranks"]) > 0.4 * memory:
+                if jax.process_index() == 0:
+                    text = f"left out, it needs {needed / 1e9:.0f} GB on this host"
+                    print(f"{tokens}x{hidden}, skew {skew:g}: {peer}: {text}", file=sys.stderr)
+                continue
+            functions[peer] = program
             check(peer, jax.block_until_ready(functions[peer](*arguments)), x)
             before, start = bytes_left(), time.perf_counter()
             jax.block_until_ready(functions[peer](*arguments))

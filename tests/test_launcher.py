@@ -530,6 +530,22 @@ class TestWithJax:
             assert mine[0] == f"[{rank}/2] True 2 2 4"
             assert "num_processes=5) contradicts the launcher" in mine[1]
 
+    @pytest.mark.parametrize("chosen, found", [(None, None), ("gloo", "gloo")])
+    def test_one_process_exchanges_in_memory_unless_told_otherwise(
+        self, launch, script, monkeypatch, chosen, found
+    ):
+        monkeypatch.delenv("JAX_CPU_COLLECTIVES_IMPLEMENTATION", raising=False)
+        if chosen:
+            monkeypatch.setenv("JAX_CPU_COLLECTIVES_IMPLEMENTATION", chosen)
+        path = script("""
+            import jax
+            add = jax.pmap(lambda x: jax.lax.psum(x, "i"), "i")
+            print(add(jax.numpy.arange(3.0)), jax.config.jax_cpu_collectives_implementation)
+        """)
+        code, out, err = launch("-n", 1, "--devices-per-process", 3, path).finish()
+        assert code == 0, err
+        assert f"[0/1] [3. 3. 3.] {found}" in out.splitlines()
+
     def test_failure_does_not_wait_for_the_other_ranks(self, launch, script):
         # JAX's exit handler would wait five minutes at a barrier for the rank that stays.
         path = script("""

@@ -13,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "csrc/base/testing/sanitized.h"
 #include "csrc/collectives/reduce.h"
 #include "csrc/collectives/testing/fleet.h"
 
@@ -323,7 +324,7 @@ TEST(Runtime, LargeReductions_ReadWhatTheyNeedWhereItIs) {
     const auto elements = static_cast<int64_t>((5 << 20) / DTypeBytes(c.dtype) + 4097);
     const TestOp op = fleet.Compile(OpKind::kAllReduce, c.dtype, ReduceOp::kMax, {elements}, 1);
     std::mt19937_64 random(7);
-    for (int64_t run = 1; run <= 3; ++run) {
+    for (int64_t run = 1; run <= UnderSanitizers(1, 3); ++run) {
       const std::vector<Vector> inputs = RandomInputs(op, fleet.ranks(), 10 + run);
       ExpectResults(fleet.SubmitAll(op, inputs, Shuffled(fleet.ranks(), &random), run),
                     Expected(op, inputs));
@@ -386,7 +387,7 @@ TEST(Runtime, LargeOperations_InOneProcess) {
       fleet.Compile(OpKind::kAllReduce, DType::kU8, ReduceOp::kMax, {3'000'017}, 3),
       fleet.Compile(OpKind::kAllToAll, DType::kU8, ReduceOp::kNone, {3, 1'500'001}, 4),
   };
-  for (int run = 0; run < 3; ++run) {
+  for (int run = 0; run < UnderSanitizers(1, 3); ++run) {
     for (const TestOp& op : ops) {
       SCOPED_TRACE("run " + std::to_string(run) + " " + op.sites[0]->spec().label);
       const auto in = RandomInputs(op, 3, static_cast<uint64_t>(run));

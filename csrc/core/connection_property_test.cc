@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "csrc/base/testing/sanitized.h"
 #include "csrc/core/cc/registry.h"
 #include "csrc/core/connection.h"
 #include "csrc/core/path/path_selector.h"
@@ -486,12 +487,7 @@ class Schedule final {
   uint64_t eager_without_credit_ = 0, skips_ = 0, instants_ = 0;
 };
 
-// Sanitizers cost a factor of ten or more.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr uint64_t kDefaultSchedules = 1000;
-#else
-constexpr uint64_t kDefaultSchedules = 10'000;
-#endif
+constexpr uint64_t kDefaultSchedules = UnderSanitizers(500, 10'000);
 
 TEST(ConnectionProperty, RandomFaultSchedules) {
   Coverage c;

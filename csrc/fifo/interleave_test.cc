@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "csrc/base/testing/sanitized.h"
 #include "csrc/fifo/fifo_device.h"
 #include "csrc/fifo/host_fifo.h"
 
@@ -127,14 +128,11 @@ struct Instance {
 
 TEST(Interleave, Fifo_EveryInterleavingIsRight) {
   // Sanitizers see nothing here that the plain build does not, and take 20 times as long.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  const std::vector<Instance> instances = {{2, {2, 1}, 2}};
-  constexpr size_t kLeastStates = 1'000;
-#else
-  const std::vector<Instance> instances = {
-      {2, {2, 1}, 1}, {2, {2, 1}, 2}, {2, {2, 2}, 2}, {1, {2, 1}, 2}};
-  constexpr size_t kLeastStates = 50'000;
-#endif
+  std::vector<Instance> instances = {{2, {2, 1}, 2}};
+  if (!kSanitized) {
+    instances.insert(instances.end(), {{2, {2, 1}, 1}, {2, {2, 2}, 2}, {1, {2, 1}, 2}});
+  }
+  constexpr size_t kLeastStates = UnderSanitizers(1'000, 50'000);
   size_t states = 0;
   for (const Instance& i : instances) {
     const Exploration result = Explore(Mutation::kNone, i.capacity, i.pushes, i.batch);

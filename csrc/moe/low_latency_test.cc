@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "csrc/base/bfloat16.h"
+#include "csrc/base/testing/sanitized.h"
 #include "csrc/cuda/route.h"
 #include "csrc/cuda/testing/launcher.h"
 #include "csrc/moe/fp8.h"
@@ -500,7 +501,7 @@ TEST(LowLatency, OverProxiesAndEngines_EqualTheOracle) {
     config.proxy_fifo_inflight = 24, config.proxy_peer_inflight = 40;  // so that caps are met
     for (const bool per_choice : {false, true}) {
       Job job;
-      job.ranks = 4, job.tokens = 16, job.width = 4, job.uses = 6;
+      job.ranks = 4, job.tokens = 16, job.width = 4, job.uses = UnderSanitizers(3, 6);
       job.channels = per_choice ? 1000 : 20'001;  // rows beyond what one command counts
       job.per_choice = per_choice, job.seed = 17;
       OverProxies network(job, way.processes, config);

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/base/testing/sanitized.h"
 #include "csrc/core/cc/registry.h"
 #include "csrc/core/path/path_selector.h"
 #include "csrc/core/testing/messages.h"
@@ -354,12 +355,7 @@ class Schedule final {
   bool orderly_ = false;
 };
 
-// Sanitizers cost a factor of ten or more.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr uint64_t kDefaultSchedules = 100;
-#else
-constexpr uint64_t kDefaultSchedules = 3000;
-#endif
+constexpr uint64_t kDefaultSchedules = UnderSanitizers(100, 3000);
 
 TEST(EngineProperty, RandomFaultSchedules) {
   Coverage c;

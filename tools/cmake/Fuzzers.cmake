@@ -5,7 +5,7 @@ file(GLOB _fuzz_sources CONFIGURE_DEPENDS "${_fuzz}/*.cc")
 list(FILTER _fuzz_sources EXCLUDE REGEX "(_test|fuzzer_main)\\.cc$")
 _uccl_library(uccl_fuzz "${_fuzz_sources}" "uccl_collectives_testing" "")
 
-if(JAX_UCCL_BUILD_TESTS)
+if(JAX_UCCL_BUILD_TESTS AND NOT JAX_UCCL_SANITIZE STREQUAL "thread")  # one thread replays
   uccl_test(fuzz_replay_test "${_fuzz}/replay_test.cc" uccl_fuzz)
 endif()
 

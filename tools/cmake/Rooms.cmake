@@ -1,8 +1,10 @@
-# uccl_room(<name> <folder> [DEPS <rooms>] [SYSTEM_INCLUDES <folders>] [EXCLUDE <regex>] [ONE_THREAD])
+# uccl_room(<name> <folder> [DEPS <rooms>] [SYSTEM_INCLUDES <folders>] [EXCLUDE <regex>] [ONE_THREAD]
+#           [ONE_THREAD_TESTS <regex>])
 #   <folder>/**/*.cc              -> library uccl_<name>
 #   <folder>/**/testing/*.cc      -> library uccl_<name>_testing, for tests of this room and of those above it
 #   <folder>/**/*_test.cc         -> one executable and one ctest each, core/cc/swift_test.cc -> core_cc_swift_test
 #   ONE_THREAD: nothing there knows threads, so ThreadSanitizer would find nothing; its tests are left out there.
+#   ONE_THREAD_TESTS: those tests of a room with threads of which the same is true.
 # A room without sources yet is header-only.
 find_package(Threads REQUIRED)
 
@@ -124,7 +126,7 @@ function(uccl_test target source library)
 endfunction()
 
 function(uccl_room name folder)
-  cmake_parse_arguments(ARG "ONE_THREAD" "EXCLUDE" "DEPS;SYSTEM_INCLUDES" ${ARGN})
+  cmake_parse_arguments(ARG "ONE_THREAD" "EXCLUDE;ONE_THREAD_TESTS" "DEPS;SYSTEM_INCLUDES" ${ARGN})
   set(root "${CMAKE_CURRENT_SOURCE_DIR}/${folder}")
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${root}/*.cc")
   set(tests ${sources})
@@ -151,6 +153,9 @@ function(uccl_room name folder)
     return()
   endif()
 
+  if(ARG_ONE_THREAD_TESTS AND JAX_UCCL_SANITIZE STREQUAL "thread")
+    list(FILTER tests EXCLUDE REGEX "${ARG_ONE_THREAD_TESTS}")
+  endif()
   foreach(test IN LISTS tests)
     file(RELATIVE_PATH target "${root}" "${test}")
     string(REGEX REPLACE "\\.cc$" "" target "${name}/${target}")
