@@ -68,6 +68,39 @@ def test_moves_every_dtype(name, dtype, check):
         check(name, lambda f: f, operand(jnp.dtype(dtype)))
 
 
+def test_moves_random_keys(mesh_of):
+    """As their words, whose axis is behind all of the keys' own and not counted."""
+    words = jnp.asarray(np.arange(2 * 4 * 4 * 3 * 2).reshape(8, 4, 3, 2), np.uint32)
+    sizes = np.array([[1, 0, 2, 1], [0, 1, 1, 0], [1, 1, 0, 0], [0, 2, 1, 1]])
+    calls = {
+        "all_gather": lambda v, a: jax_uccl.all_gather(v, "b", axis=a),
+        "all_gather_tiled": lambda v, a: jax_uccl.all_gather(v, "b", axis=a, tiled=True),
+        "all_gather_nothing": lambda v, a: jax_uccl.all_gather(v[:, :0], "b", axis=a),
+        "all_to_all": lambda v, a: jax_uccl.all_to_all(v, "b", 0, a),
+        "ppermute": lambda v, a: jax_uccl.ppermute(v, "b", ROTATE[1:]),
+        "pbroadcast": lambda v, a: jax_uccl.pbroadcast(v, "b", 2),
+        "pbroadcast_array": lambda v, a: jax_uccl.pbroadcast(v, "b", jnp.asarray(2, np.int32)),
+        "barrier": lambda v, a: jax_uccl.barrier(v, "b"),
+        "ragged": lambda v, a: jax_uccl.ragged_all_to_all(
+            v, v, *jax_uccl.ragged_offsets(sizes, jax.lax.axis_index("b")), axis_name="b"
+        ),
+        "vmap": lambda v, a: jax.vmap(lambda u: jax_uccl.all_gather(u, "b", axis=a))(v),
+    }
+
+    def body(v):
+        v = v[0]
+        keys = jax.random.wrap_key_data(v)
+        on_keys = [jax.random.key_data(call(keys, -1)) for call in calls.values()]
+        on_words = [call(v, -2) for call in calls.values()]
+        return [[u[None] for u in part] for part in (on_keys, on_words)]
+
+    f = jax.shard_map(
+        body, mesh=mesh_of((2, 4), ("a", "b")), in_specs=BOTH, out_specs=BOTH, check_vma=False
+    )
+    for name, got, want in zip(calls, *jax.jit(f)(words), strict=True):
+        np.testing.assert_array_equal(got, want, err_msg=name)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("name", REDUCED)
 def test_reduces_dtypes(name, dtype, check):

@@ -151,15 +151,17 @@ def _lower(
     if size == 1:
         return lowering.pass_through(ctx, x, ordered)
     operand = lowering.to_bytes(x, aval.dtype)
+    dims = list(operand.type.shape)  # behind those of the type come those of a random key's words
     if 0 in aval.shape:
         (operand,) = lowering.pass_through(ctx, operand, ordered)
-        out = lowering.zeros(ctx.avals_out[0].shape, operand.type.element_type)
+        dims[axis] *= size
+        out = lowering.zeros(dims, operand.type.element_type)
     else:
         (out,) = lowering.emit_collective(
             ctx,
             "all_gather",
             [operand],
-            [lowering.tensor_type([size, *aval.shape], operand.type.element_type)],
+            [lowering.tensor_type([size, *dims], operand.type.element_type)],
             op="all_gather",
             names=axis_name,
             axis_index_groups=axis_index_groups,

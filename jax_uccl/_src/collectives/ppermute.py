@@ -265,6 +265,10 @@ def _from_bits(bits: Any, dtype: Any) -> Any:
 
 def _broadcast_by_bits(x: Any, source: Any, *, axis_name: Any, ordered: bool) -> Any:
     """The broadcast as a reduction; untyped, since it runs while the primitive is lowered."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        words = jax.random.key_data(x)
+        words = _broadcast_by_bits(words, source, axis_name=axis_name, ordered=ordered)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
     bits = _as_bits(x)
     mine = jnp.where(lax.axis_index(axis_name) == source, bits, jnp.zeros_like(bits))
     how = dict(invariant=False, pending=False, any_order=False, ordered=ordered)

@@ -199,13 +199,15 @@ def _lower(
     aval, out_aval = ctx.avals_in[0], ctx.avals_out[0]
     lowering.check_shape(aval, "ragged_all_to_all", axis_name)
     lowering.check_shape(out_aval, "ragged_all_to_all", axis_name)
+    # Behind the dimensions of the arrays are those of a random key's words.
+    out_dims = [out_aval.shape[0], *output.type.shape[1:]]
     if 0 in aval.shape or 0 in out_aval.shape:
         if rows is not None:
-            output = lowering.zeros(out_aval.shape, output.type.element_type)
+            output = lowering.zeros(out_dims, output.type.element_type)
         return lowering.pass_through(ctx, output, ordered)
     source = lowering.to_bytes(operand, aval.dtype)
     start = lowering.to_bytes(output, aval.dtype)
-    result = lowering.tensor_type(out_aval.shape, start.type.element_type)
+    result = lowering.tensor_type(out_dims, start.type.element_type)
     (out,) = lowering.emit_collective(
         ctx,
         "ragged_all_to_all",
