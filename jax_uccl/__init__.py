@@ -8,6 +8,8 @@ places, inside `jax.shard_map`:
     total = jax_uccl.psum(loss, ("data", "expert"))
 """
 
+from jax_uccl import moe as moe
+from jax_uccl import sharded as sharded
 from jax_uccl._src.collectives.all_gather import all_gather as all_gather
 from jax_uccl._src.collectives.all_reduce import all_reduce as all_reduce
 from jax_uccl._src.collectives.all_reduce import pmax as pmax

@@ -54,6 +54,7 @@ import jax, jax_uccl
 from jax._src import xla_bridge
 assert not xla_bridge.backends_are_initialized()
 jax_uccl.Config(paths=2)
+jax_uccl.moe.dispatch, jax_uccl.sharded.moe.dispatch  # reached without an import of their own
 assert not xla_bridge.backends_are_initialized()
 """
 
