@@ -234,6 +234,9 @@ def test_choices_that_are_no_expert(mesh_of):
     text = "rank 2 has 2 choices that are neither -1 nor an expert below 6"
     with pytest.raises(jax_uccl.UcclValueError, match=text), jax_uccl.errors():
         jax.block_until_ready(f(x, idx))
+    # Nor does one too wide for 32 bits wrap around to an expert, or to -1.
+    with pytest.raises(jax_uccl.UcclValueError, match="rank 0 has 4"), jax_uccl.errors():
+        jax.block_until_ready(f(x, np.full((6, 2), 2**32 - 1, np.uint32)))
     # Without run-time errors they are no expert.
     out, _ = _program(mesh_of, 3, num_experts=6, implementation="reference")(x, idx)
     np.testing.assert_array_equal(np.asarray(out)[:, 0], [1, 1, 1, 1, 0, 1])
@@ -246,6 +249,9 @@ def test_choices_that_are_no_expert(mesh_of):
 BAD = [
     (dict(num_experts=7), "num_experts=7 is not a multiple of the 3 ranks.*use num_experts=9"),
     (dict(num_experts=None), "num_experts is needed"),
+    (dict(num_experts=6.0), "num_experts=6.0 is not an integer"),
+    (dict(capacity=7.5), "capacity=7.5 is not an integer"),
+    (dict(expert_alignment=2.0), "expert_alignment=2.0 is not an integer"),
     (dict(layout="token"), "layout='token' is not one of"),
     (dict(mode="fast"), "mode='fast' is not one of"),
     (dict(expert_alignment=0), "expert_alignment=0"),

@@ -328,7 +328,9 @@ def _make_spec(shape: tuple[int, int], given: dict[str, Any], hosts: Any) -> Spe
         top_k=shape[1],
         layout=given["layout"] or "rank_major",
         capacity=given["capacity"],
-        expert_alignment=1 if alignment is None else int(alignment),
+        expert_alignment=routing.integer(
+            1 if alignment is None else alignment, "expert_alignment", "dispatch"
+        ),
         mode=mode,
         implementation=implementation,
         hosts=chosen,

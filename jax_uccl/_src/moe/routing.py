@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,16 @@ from jax_uccl._src.moe import plan, registry
 from jax_uccl._src.moe.handle import LAYOUTS, MODES, Handle, Spec, Stats
 
 
+def integer(value: Any, name: str, api: str) -> int:
+    """`value` as a Python integer; a float is refused, since rounding it would be a guess."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UcclValueError(
+            f"moe.{api}: {name}={value!r} is not an integer that is known while tracing"
+        ) from None
+
+
 def check_choices(topk_idx: Any, api: str) -> Any:
     """`topk_idx` as int32 [T, K]."""
     idx = jnp.asarray(topk_idx)
@@ -25,6 +36,9 @@ def check_choices(topk_idx: Any, api: str) -> Any:
         raise UcclValueError(
             f"moe.{api}: topk_idx must be [tokens, top_k] with top_k > 0, got {idx.shape}"
         )
+    wide = jnp.iinfo(idx.dtype)
+    if wide.max > np.iinfo(np.int32).max:  # what is no expert must not wrap around to one
+        idx = jnp.clip(idx, max(wide.min, -2), np.iinfo(np.int32).max)
     return idx.astype(np.int32)
 
 
@@ -32,7 +46,7 @@ def check_experts(num_experts: Any, names: Any, api: str) -> int:
     """`num_experts`, divisible by the number of ranks."""
     if num_experts is None:
         raise UcclValueError(f"moe.{api}: num_experts is needed")
-    count, ranks = int(num_experts), axes.axis_size(names)
+    count, ranks = integer(num_experts, "num_experts", api), axes.axis_size(names)
     if count <= 0 or count % ranks:
         more = max(-(-count // ranks), 1) * ranks
         raise UcclValueError(
@@ -74,7 +88,7 @@ def make_spec(
         implementation=implementation,
         hosts=hosts,
     )
-    wanted = spec.worst_case if capacity is None else int(capacity)
+    wanted = spec.worst_case if capacity is None else integer(capacity, "capacity", "dispatch")
     if wanted < spec.reserved or wanted < 0:
         raise UcclValueError(
             f"moe.dispatch: capacity={wanted} is less than the {spec.reserved} rows that the padding of "
