@@ -123,8 +123,6 @@ def test_all_reduce_dtypes(mesh_of, op):
     takes = {"and": integers + ("bool",), "or": integers + ("bool",)}.get(op, floats + integers)
     takes += {"sum": ("complex64",), "prod": ("complex64",), "mean": ("complex64",)}.get(op, ())
     takes += ("bool",) if op in ("max", "min") else ()
-    if op == "mean":
-        takes = tuple(n for n in takes if n not in ("int2", "int4", "uint2", "uint4"))  # sums wrap
     raw = np.random.default_rng(0).integers(-2, 3, (4, 6))
     xs = {}
     for name in takes:
@@ -308,6 +306,32 @@ def test_groups_under_checked_types_are_refused(mesh_of):
         )
         with pytest.raises(NotImplementedError):
             jax.eval_shape(f, values(4))
+
+
+def test_maxima_of_groups_under_checked_types(mesh_of):
+    """As in lax, and under use(); the type says that the groups differ."""
+    groups, x = [[0, 3], [2, 1]], values(4)
+
+    def f(c):
+        mapped = jax.shard_map(
+            lambda x: (
+                c.pmax(x, "x", axis_index_groups=groups),
+                c.pmin(x, "x", axis_index_groups=groups),
+            ),
+            mesh=mesh_of((4,), ("x",)),
+            in_specs=P("x"),
+            out_specs=P("x"),
+        )
+        return jax.jit(mapped)(x)
+
+    want = [
+        np.array([pick(x[0], x[3]), *[pick(x[2], x[1])] * 2, pick(x[0], x[3])])
+        for pick in (max, min)
+    ]
+    np.testing.assert_array_equal(f(jax_uccl), want)
+    np.testing.assert_array_equal(f(lax), want)
+    with jax_uccl.use():
+        np.testing.assert_array_equal(f(lax), want)
 
 
 # --- vmap -------------------------------------------------------------------------------------------

@@ -129,10 +129,11 @@ def pmax(
       reduction: as for `psum`.
 
     Returns:
-      Array(s) of the shape and dtype of `x`; NaN where any member has NaN.
+      Array(s) of the shape and dtype of `x`; NaN where any member has NaN. With `axis_index_groups` the type
+      varies over `axis_name`, as the values do; lax calls it invariant.
 
     Raises:
-      NotImplementedError: a derivative, as in lax. And as for `psum`.
+      NotImplementedError: a derivative, as in lax. And as for `psum`, but for groups under `check_vma=True`.
 
     Cost: as for `psum`.
 
@@ -210,7 +211,8 @@ def all_reduce(
     Raises:
       UcclValueError: `op` is not one of the names above.
       UnsupportedError: a dtype that `op` does not take.
-      NotImplementedError: a derivative of an `op` other than "sum" and "mean".
+      NotImplementedError: a derivative of an `op` other than "sum" and "mean"; with these two,
+        `axis_index_groups` under `check_vma=True`.
       And as for `psum`.
 
     Cost: as for `psum`.
@@ -240,8 +242,7 @@ def _mean_tree(x: Any, axis_name: Any, axis_index_groups: Any, api: str, reducti
 def to_inexact(x: Any) -> Any:
     """Integers as the float dtype that division gives; a narrow one could not hold the divisor."""
     x = jnp.asarray(x)
-    integral = jnp.issubdtype(x.dtype, np.integer)
-    return x.astype(jnp.result_type(x.dtype, float)) if integral else x
+    return x.astype(jnp.result_type(float)) if jnp.issubdtype(x.dtype, np.integer) else x
 
 
 def is_any_order(reduction: str, api: str) -> bool:
@@ -313,10 +314,10 @@ def _reduce_named(
             f"invarying state of the input (as jax.lax.psum does). Got input type: {aval}, axes: "
             f"{mesh_names}. Reduce over the varying axes only, or cast with jax.lax.pcast first"
         )
-    if checked and groups is not None and mesh_names:
+    if checked and groups is not None and mesh_names and op == "sum":
         raise NotImplementedError(
-            f"jax_uccl.{api}: axis_index_groups under check_vma=True, where a result that differs "
-            "between groups has no type (jax.lax.psum refuses it too); use check_vma=False"
+            f"jax_uccl.{api}: axis_index_groups under check_vma=True, where a sum that differs between "
+            "groups has no transpose (jax.lax.psum refuses it too); use check_vma=False"
         )
     if groups is not None and len({len(g) for g in groups}) > 1:
         return _reduce_uneven(x, names, op, groups, api, any_order)
@@ -329,7 +330,11 @@ def _reduce_named(
         return x
     return run_on_local_shards(
         lambda shard: bind(
-            vary(shard, mesh_names, any_order=any_order), op, mesh_names, groups, invariant=checked
+            vary(shard, mesh_names, any_order=any_order),
+            op,
+            mesh_names,
+            groups,
+            invariant=checked and groups is None,
         ),
         x,
         whole_axes=(),
