@@ -25,6 +25,8 @@ class CudaLauncher final : public Launcher {
   Status Run(const RouteParams& p) override { return End(LaunchRoute(p, nullptr)); }
   Status Run(const SendRowsParams& p) override { return End(LaunchSendRows(p, nullptr)); }
   Status Run(const AwaitRowsParams& p) override { return End(LaunchAwaitRows(p, nullptr)); }
+  Status Run(const ExchangeParams& p) override { return End(LaunchExchange(p, nullptr)); }
+  Status Run(const ResolveParams& p) override { return End(LaunchResolve(p, nullptr)); }
 
   std::shared_ptr<std::byte> Allocate(size_t bytes) override {
     void* p = nullptr;

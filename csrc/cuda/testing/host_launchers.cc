@@ -8,9 +8,11 @@
 #include <string>
 
 #include "csrc/cuda/await_rows_kernel.h"
+#include "csrc/cuda/exchange_kernel.h"
 #include "csrc/cuda/fold_kernel.h"
 #include "csrc/cuda/issue_kernel.h"
 #include "csrc/cuda/reduce_kernel.h"
+#include "csrc/cuda/resolve_kernel.h"
 #include "csrc/cuda/route_kernel.h"
 #include "csrc/cuda/rows_kernel.h"
 #include "csrc/cuda/send_rows_kernel.h"
@@ -96,6 +98,18 @@ class HostLauncher final : public Launcher {
     };
     Threads([&](fifo::HostGroup& group) {
       if (group.index() == 0) AwaitRows(group, p, clock);
+    });
+    return Status::Ok();
+  }
+  Status Run(const ExchangeParams& p) override {
+    if (Status s = CheckParams(p); !s.ok()) return s;
+    Threads([&](fifo::HostGroup& group) { Exchange(group, p); });
+    return Status::Ok();
+  }
+  Status Run(const ResolveParams& p) override {
+    if (Status s = CheckParams(p); !s.ok()) return s;
+    Threads([&](fifo::HostGroup& group) {
+      if (group.index() == 0) Resolve(group, p);
     });
     return Status::Ok();
   }

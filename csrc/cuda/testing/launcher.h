@@ -9,9 +9,11 @@
 
 #include "csrc/base/status.h"
 #include "csrc/cuda/await_rows.h"
+#include "csrc/cuda/exchange.h"
 #include "csrc/cuda/fold.h"
 #include "csrc/cuda/issue.h"
 #include "csrc/cuda/reduce.h"
+#include "csrc/cuda/resolve.h"
 #include "csrc/cuda/route.h"
 #include "csrc/cuda/rows.h"
 #include "csrc/cuda/send_rows.h"
@@ -33,6 +35,8 @@ class Launcher {
   virtual Status Run(const RouteParams& params) = 0;
   virtual Status Run(const SendRowsParams& params) = 0;
   virtual Status Run(const AwaitRowsParams& params) = 0;
+  virtual Status Run(const ExchangeParams& params) = 0;
+  virtual Status Run(const ResolveParams& params) = 0;
 
   // Zeroed memory that both the test and the kernel reach, aligned to 256 bytes.
   virtual std::shared_ptr<std::byte> Allocate(size_t bytes) = 0;
