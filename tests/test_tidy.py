@@ -23,7 +23,7 @@ ARROWS: dict[str, set[str]] = {
     "csrc/engine": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm"},
     "csrc/collectives": {
         "csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm", "csrc/engine", "csrc/cuda", "csrc/proxy",
-        "csrc/executor",
+        "csrc/executor", "csrc/fifo",
     },
     "csrc/sim": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm", "csrc/engine"},
     "csrc/moe": {"csrc/base", "csrc/fifo", "csrc/proxy", "csrc/cuda", "csrc/executor"},

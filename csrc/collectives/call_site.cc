@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "csrc/base/hash.h"
+#include "csrc/collectives/kernel_types.h"
 #include "csrc/collectives/schedule_reads.h"
 
 namespace uccl::coll {
@@ -35,6 +36,28 @@ Status CheckPermutation(const CallSiteSpec& spec) {
     used[slot] = true;
   }
   return Status::Ok();
+}
+
+// The algorithm that was chosen if the kernels can do it, else the cheapest that they can; the
+// chosen one where there is none. Alike on all ranks, because all parts of the whole are looked at.
+const Algorithm* ForKernels(const Algorithm* chosen, const PlanRequest& request,
+                            const std::vector<Member>& ranks, const PlanPolicy& policy) {
+  const auto wide = [&](const Algorithm& algorithm) {
+    return std::ranges::any_of(ranks, [&](const Member& rank) {
+      return HasWideResults(MakeSchedule(algorithm, request, ranks, rank.process));
+    });
+  };
+  if (!wide(*chosen)) return chosen;
+  const Algorithm* best = nullptr;
+  uint64_t least = 0;
+  for (const Algorithm& algorithm : Algorithms()) {
+    if (!IsEligible(algorithm, request) || wide(algorithm)) continue;
+    const uint64_t cost = CostOf(policy.costs, algorithm, request, ranks);
+    if (best != nullptr && cost >= least) continue;
+    best = &algorithm;
+    least = cost;
+  }
+  return best == nullptr ? chosen : best;
 }
 
 // Only uniqueness matters, so relaxed order is enough.
@@ -141,7 +164,7 @@ void CallSite::MarkExecuted(InstanceTable* instances) {
 }
 
 Result<CallSite::Plan> CallSite::PlanRanks(const Communicator& comm, const PlanPolicy& policy,
-                                           PlanRequest request, Plan* plan) {
+                                           PlanRequest request, bool kernels, Plan* plan) {
   std::vector<Member> ranks = comm.members;
   request.hosts.clear();
   for (size_t m = 0; m < ranks.size(); ++m) {
@@ -152,23 +175,24 @@ Result<CallSite::Plan> CallSite::PlanRanks(const Communicator& comm, const PlanP
   }
   const Result<const Algorithm*> chosen = ChooseAlgorithm(request, ranks, policy);
   if (!chosen.ok()) return chosen.status();
+  const Algorithm* const algorithm =
+      kernels ? ForKernels(chosen.value(), request, ranks, policy) : chosen.value();
   for (uint32_t member : comm.locals) {
-    Schedule schedule =
-        MakeSchedule(*chosen.value(), request, ranks, static_cast<ProcessId>(member));
+    Schedule schedule = MakeSchedule(*algorithm, request, ranks, static_cast<ProcessId>(member));
     for (Stage& stage : schedule.stages) {
       std::ranges::stable_sort(stage.sends, {}, &Transfer::part);
       std::ranges::stable_sort(stage.receives, {}, &Transfer::part);
     }
     plan->of_ranks.push_back(std::make_shared<const Schedule>(std::move(schedule)));
   }
-  plan->algorithm = chosen.value();
+  plan->algorithm = algorithm;
   return *plan;
 }
 
-Result<CallSite::Plan> CallSite::PlanFor(const Communicator& comm, uint64_t elements, DType dtype,
-                                         const PlanPolicy& policy, bool by_rank) {
+Result<CallSite::Plan> CallSite::MakePlan(const Communicator& comm, uint64_t elements, DType dtype,
+                                          const PlanPolicy& policy, PlanFor whom) {
   std::lock_guard lock(mutex_);
-  Plan& plan = plans_[{comm.id, elements, policy.id, by_rank}];
+  Plan& plan = plans_[{comm.id, elements, policy.id, whom}];
   if (plan.algorithm != nullptr) return plan;
   PlanRequest request;
   request.kind = spec_.kind;
@@ -179,7 +203,8 @@ Result<CallSite::Plan> CallSite::PlanFor(const Communicator& comm, uint64_t elem
   request.permutation = spec_.permutation;
   request.root = static_cast<uint32_t>(spec_.root);
   request.hosts = policy.hosts;
-  if (by_rank) return PlanRanks(comm, policy, request, &plan);
+  if (whom != PlanFor::kProcess)
+    return PlanRanks(comm, policy, request, whom == PlanFor::kKernels, &plan);
   const Result<const Algorithm*> chosen = ChooseAlgorithm(request, comm.members, policy);
   if (!chosen.ok()) return chosen.status();
   plan.algorithm = chosen.value();

@@ -75,9 +75,12 @@ class CallSite final {
     // both ends list those between them alike.
     std::vector<std::shared_ptr<const Schedule>> of_ranks;
   };
+  // kRanks fills in of_ranks; so does kKernels, with what the kernels of csrc/cuda alone can do
+  // where there is an algorithm of that kind.
+  enum class PlanFor : uint8_t { kProcess, kRanks, kKernels };
   // Made once per communicator, payload size and policy. Errors of ChooseAlgorithm.
-  Result<Plan> PlanFor(const Communicator& comm, uint64_t elements, DType dtype,
-                       const PlanPolicy& policy, bool by_rank);
+  Result<Plan> MakePlan(const Communicator& comm, uint64_t elements, DType dtype,
+                        const PlanPolicy& policy, PlanFor whom);
 
   // Closes the group of instances this one was numbered in (see InstanceTable).
   void MarkExecuted(InstanceTable* instances);
@@ -89,7 +92,7 @@ class CallSite final {
  private:
   explicit CallSite(CallSiteSpec spec) : spec_(std::move(spec)) {}
   static Result<Plan> PlanRanks(const Communicator& comm, const PlanPolicy& policy,
-                                PlanRequest request, Plan* plan);
+                                PlanRequest request, bool kernels, Plan* plan);
 
   CallSiteSpec spec_;
   InstanceTable::Instance instance_;
@@ -97,8 +100,8 @@ class CallSite final {
   std::atomic<bool> executed_{false};
   std::mutex mutex_;  // guards the two caches
   std::map<int64_t, Seat> seats_;
-  // (comm, elements, policy, by_rank): settings may change from one epoch to the next.
-  std::map<std::tuple<uint64_t, uint64_t, uint64_t, bool>, Plan> plans_;
+  // (comm, elements, policy, for whom): settings may change from one epoch to the next.
+  std::map<std::tuple<uint64_t, uint64_t, uint64_t, PlanFor>, Plan> plans_;
 };
 
 }  // namespace uccl::coll

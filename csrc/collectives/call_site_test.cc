@@ -175,21 +175,24 @@ TEST(CallSite, PlanFor_DependsOnSizeAndPolicy) {
     return MakePolicy(config).value();
   };
   const auto direct = policy("all_reduce=direct");
-  const auto plan = site->PlanFor(comm, 100, DType::kF32, *direct, false);
+  const auto plan = site->MakePlan(comm, 100, DType::kF32, *direct, CallSite::PlanFor::kProcess);
   ASSERT_TRUE(plan.ok());
   EXPECT_STREQ(plan.value().algorithm->name, "direct");
-  EXPECT_EQ(site->PlanFor(comm, 100, DType::kF32, *direct, false).value().schedule,
-            plan.value().schedule);
-  EXPECT_NE(site->PlanFor(comm, 50, DType::kF32, *direct, false).value().schedule,
-            plan.value().schedule);
+  EXPECT_EQ(
+      site->MakePlan(comm, 100, DType::kF32, *direct, CallSite::PlanFor::kProcess).value().schedule,
+      plan.value().schedule);
+  EXPECT_NE(
+      site->MakePlan(comm, 50, DType::kF32, *direct, CallSite::PlanFor::kProcess).value().schedule,
+      plan.value().schedule);
   // Settings may differ after shutdown and init, while the executable stays.
-  EXPECT_EQ(site->PlanFor(comm, 100, DType::kF32, *policy("all_reduce=split"), false)
+  EXPECT_EQ(site->MakePlan(comm, 100, DType::kF32, *policy("all_reduce=split"),
+                           CallSite::PlanFor::kProcess)
                 .value()
                 .schedule->stages.size(),
             2u);
   const auto ring = policy("all_reduce=ring");
   for (int i = 0; i < 2; ++i)
-    EXPECT_FALSE(site->PlanFor(comm, 100, DType::kF32, *ring, false).ok());
+    EXPECT_FALSE(site->MakePlan(comm, 100, DType::kF32, *ring, CallSite::PlanFor::kProcess).ok());
 }
 
 }  // namespace

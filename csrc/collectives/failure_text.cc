@@ -10,7 +10,6 @@
 #include "csrc/collectives/description.h"
 
 namespace uccl::coll {
-namespace {
 
 std::string JoinNumbers(const std::vector<int64_t>& numbers) {
   std::string s;
@@ -21,7 +20,11 @@ std::string JoinNumbers(const std::vector<int64_t>& numbers) {
   return s;
 }
 
-}  // namespace
+std::string DeadlineText(Nanos deadline) {
+  return "not complete within the deadline of " +
+         std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(deadline).count()) +
+         " ms (op_timeout_ms)";
+}
 
 bool HasProcess(const Communicator& comm, ProcessId process) {
   return std::any_of(comm.members.begin(), comm.members.end(),
@@ -53,11 +56,7 @@ Status MismatchOf(const Operation& op, ProcessId peer, const core::MessageInfo& 
 
 Status TimeoutOf(const Operation& op, const Operation::Missing& missing, Nanos deadline,
                  const std::vector<engine::UnexpectedMessage>& unexpected) {
-  Status s = Status::Error(
-      StatusCode::kPeerTimeout,
-      "not complete within the deadline of " +
-          std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(deadline).count()) +
-          " ms (op_timeout_ms)");
+  Status s = Status::Error(StatusCode::kPeerTimeout, DeadlineText(deadline));
   if (!missing.local_devices.empty()) {
     s.peer = missing.local_devices[0];
     s.process = ToInt(op.comm().self);

@@ -1,6 +1,8 @@
 // What the runtime says of operations that ranks disagree about, and of those that take too long.
 #pragma once
 
+#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "csrc/base/status.h"
@@ -12,6 +14,10 @@
 
 namespace uccl::coll {
 
+// "0, 1, 5", the first few of them.
+std::string JoinNumbers(const std::vector<int64_t>& numbers);
+// That an operation has not come to its end in time.
+std::string DeadlineText(Nanos deadline);
 bool HasProcess(const Communicator& comm, ProcessId process);
 
 // A message from a peer that owes us data for `op`, from the same place of the program, but with

@@ -5,6 +5,23 @@
 
 namespace uccl::coll {
 
+OpDescription DescriptionOf(const Call& call, const Communicator& comm,
+                            const Algorithm& algorithm) {
+  const CallSiteSpec& spec = call.site->spec();
+  OpDescription d;
+  d.kind = spec.kind;
+  d.dtype = call.dtype;
+  d.reduction = spec.reduction;
+  d.algorithm = algorithm.code;
+  d.dims = static_cast<uint8_t>(call.shape.size());
+  d.group_size = static_cast<uint32_t>(comm.members.size());
+  d.elements = call.elements;
+  d.position = HashWords({static_cast<uint64_t>(spec.position), comm.id});
+  d.run = static_cast<uint32_t>(call.run);
+  d.launch = static_cast<uint32_t>(call.site->launch());
+  return d;
+}
+
 Operation::Operation(OperationHost* host, const Identity& identity, const Call& first,
                      const CallSite::Plan& plan)
     : host_(host),
@@ -13,20 +30,9 @@ Operation::Operation(OperationHost* host, const Identity& identity, const Call& 
       key_(identity.key),
       seq_(identity.seq),
       started_(identity.started),
-      label_(first.site->spec().label) {
-  const CallSiteSpec& spec = first.site->spec();
-  description_.kind = spec.kind;
-  description_.dtype = first.dtype;
-  description_.reduction = spec.reduction;
-  description_.algorithm = plan.algorithm->code;
-  description_.dims = static_cast<uint8_t>(first.shape.size());
-  description_.group_size = static_cast<uint32_t>(comm_->members.size());
-  description_.elements = first.elements;
-  description_.position = HashWords({static_cast<uint64_t>(spec.position), comm_->id});
-  description_.run = static_cast<uint32_t>(first.run);
-  description_.launch = static_cast<uint32_t>(first.site->launch());
-  digest_ = DigestOf(description_, first.shape);
-}
+      label_(first.site->spec().label),
+      description_(DescriptionOf(first, *identity.comm, *plan.algorithm)),
+      digest_(DigestOf(description_, first.shape)) {}
 
 bool Operation::completed() const {
   std::lock_guard lock(mutex_);

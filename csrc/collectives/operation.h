@@ -49,6 +49,9 @@ struct Call {
   std::function<std::unique_ptr<executor::Program>()> program;
 };
 
+// What the call asks for, as it travels in messages.
+OpDescription DescriptionOf(const Call& call, const Communicator& comm, const Algorithm& algorithm);
+
 class Operation;
 
 // What an operation needs from the runtime around it.
@@ -154,8 +157,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   const uint64_t seq_;
   const Nanos started_;
   const std::string label_;
-  OpDescription description_;
-  uint64_t digest_ = 0;
+  const OpDescription description_;
+  const uint64_t digest_;
 };
 
 }  // namespace uccl::coll

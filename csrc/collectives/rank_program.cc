@@ -6,83 +6,12 @@
 #include <span>
 #include <tuple>
 
+#include "csrc/collectives/kernel_types.h"
 #include "csrc/collectives/wide_reduce.h"
 #include "csrc/cuda/reduce.h"
 #include "csrc/executor/host_kernels.h"
 
 namespace uccl::coll {
-namespace {
-
-struct KernelTypes {
-  cuda::Element element{};
-  cuda::Reduction reduction{};
-  uint64_t parts = 1;  // elements of the kernel in one of ours
-};
-
-std::optional<cuda::Element> ElementOf(DType dtype) {
-  switch (dtype) {
-    case DType::kPred:
-    case DType::kU8:
-      return cuda::Element::kU8;
-    case DType::kU16:
-      return cuda::Element::kU16;
-    case DType::kU32:
-      return cuda::Element::kU32;
-    case DType::kU64:
-      return cuda::Element::kU64;
-    case DType::kS8:
-      return cuda::Element::kS8;
-    case DType::kS16:
-      return cuda::Element::kS16;
-    case DType::kS32:
-      return cuda::Element::kS32;
-    case DType::kS64:
-      return cuda::Element::kS64;
-    case DType::kF16:
-      return cuda::Element::kF16;
-    case DType::kBF16:
-      return cuda::Element::kBF16;
-    case DType::kF32:
-    case DType::kC64:
-      return cuda::Element::kF32;
-    case DType::kF64:
-    case DType::kC128:
-      return cuda::Element::kF64;
-    default:
-      return std::nullopt;
-  }
-}
-
-cuda::Reduction ReductionOf(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kProd:
-      return cuda::Reduction::kProd;
-    case ReduceOp::kMax:
-      return cuda::Reduction::kMax;
-    case ReduceOp::kMin:
-      return cuda::Reduction::kMin;
-    case ReduceOp::kAnd:
-      return cuda::Reduction::kAnd;
-    case ReduceOp::kOr:
-      return cuda::Reduction::kOr;
-    case ReduceOp::kNone:
-    case ReduceOp::kSum:
-      break;
-  }
-  return cuda::Reduction::kSum;
-}
-
-// What the kernel of csrc/cuda/reduce.h has no pair for: products of complex numbers.
-std::optional<KernelTypes> KernelFor(DType dtype, ReduceOp op) {
-  const bool is_complex = dtype == DType::kC64 || dtype == DType::kC128;
-  const std::optional<cuda::Element> element = ElementOf(dtype);
-  if (!element.has_value() || (is_complex && op != ReduceOp::kSum)) return std::nullopt;
-  const KernelTypes types{*element, ReductionOf(op), is_complex ? 2u : 1u};
-  if (!cuda::CanReduce(types.element, types.reduction)) return std::nullopt;
-  return types;
-}
-
-}  // namespace
 
 RankProgram::RankProgram(std::shared_ptr<const Schedule> schedule, const Call& call,
                          ReduceOp reduction, uint32_t member, ScratchPool* pool,
@@ -156,10 +85,10 @@ Status RankProgram::RunStage(executor::Pipes* pipes, uint64_t number, uint32_t i
   const Stage& stage = schedule_->stages[index];
   std::vector<executor::Outgoing> out;
   for (const Transfer& t : stage.sends)
-    out.push_back(executor::Send(t.to, {number, index, t.part}, From(t.slice)));
+    out.push_back({t.to, {number, index, t.part}, From(t.slice)});
   std::vector<executor::Incoming> in;
   for (const Transfer& t : stage.receives)
-    in.push_back(executor::Receive(t.from, {number, index, t.part}, To(t.slice)));
+    in.push_back({t.from, {number, index, t.part}, To(t.slice)});
   for (const Copy& c : stage.copies) {
     const Status status = c.from.kind == BufferKind::kZero
                               ? executor::ZeroOnHost(To(c.to))

@@ -160,6 +160,7 @@ Status Runtime::Shutdown(Nanos timeout) {
     std::unique_lock lock(mutex_);
     drained_.wait(lock, [&] { return by_id_.empty(); });
   }
+  CloseStreams(deadline);
   std::shared_ptr<engine::Engine> engine;
   std::shared_ptr<executor::Executor> executor;
   {
@@ -175,6 +176,7 @@ Status Runtime::Shutdown(Nanos timeout) {
     comms_.clear();
     abort_ = Status::Ok();
   }
+  DropStreams();  // opened since, and refused from now on
   if (executor != nullptr) executor->Drain(std::max(Nanos(0), deadline - Now()));
   Status status;
   if (engine != nullptr) status = engine->Shutdown(std::max(Nanos(0), deadline - Now()));
@@ -264,7 +266,8 @@ void Runtime::Submit(Call call) {
   }
   // Wrong settings are wrong on all ranks, which therefore all come to an end here.
   const Result<CallSite::Plan> plan =
-      call.site->PlanFor(*at.comm, call.elements, call.dtype, *policy, /*by_rank=*/fifos);
+      call.site->MakePlan(*at.comm, call.elements, call.dtype, *policy,
+                          fifos ? CallSite::PlanFor::kRanks : CallSite::PlanFor::kProcess);
   if (!plan.ok()) return Fail(call, plan.status());
   std::shared_ptr<executor::Executor> executor;
   if (fifos) {
@@ -314,17 +317,12 @@ void Runtime::Reject(Call call, const Status& cause) {
   Fail(call, cause);
 }
 
-Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& seat,
-                                     const ExecutionTable::Call& matched,
-                                     const CallSite::Plan& plan,
-                                     const std::shared_ptr<executor::Executor>& executor,
-                                     std::shared_ptr<engine::Engine>* engine) {
-  std::lock_guard lock(mutex_);
-  const Communicator& comm = *seat.comm;
+Status Runtime::Usable(const std::shared_ptr<const Communicator>& comm,
+                       const std::shared_ptr<executor::Executor>& executor) {
   const auto refuse = [&](const Status& cause) {
     Status s = Status::Error(StatusCode::kAborted,
                              "the communicator was aborted earlier by " + cause.ToString());
-    s.comm_id = static_cast<int64_t>(comm.id);
+    s.comm_id = static_cast<int64_t>(comm->id);
     s.peer = cause.peer;
     s.process = cause.process;
     return s;
@@ -332,20 +330,33 @@ Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& sea
   if (!abort_.ok()) return refuse(abort_);
   if (executor != nullptr && executor != executor_)  // an epoch began or ended meanwhile
     return refuse(Status::Error(StatusCode::kAborted, "shut down"));
-  CommState& state = comms_[comm.id];
-  if (state.comm == nullptr) state.comm = seat.comm;
+  CommState& state = comms_[comm->id];
+  if (state.comm == nullptr) state.comm = comm;
   if (!state.aborted.ok()) return refuse(state.aborted);
+  if (comm->all_local()) return Status::Ok();
+  if (!startup_failure_.ok()) return startup_failure_;
+  if (engine_ == nullptr) {
+    return Status::Error(
+        StatusCode::kInvalidArgument,
+        "this operation reaches other processes, but jax_uccl is not started in this one; "
+        "call jax_uccl.init() after jax.distributed.initialize()");
+  }
+  for (const auto& [process, status] : lost_processes_) {
+    if (HasProcess(*comm, static_cast<ProcessId>(process))) return status;
+  }
+  return Status::Ok();
+}
+
+Result<Runtime::OpPtr> Runtime::Join(const Call& call, const CallSite::Seat& seat,
+                                     const ExecutionTable::Call& matched,
+                                     const CallSite::Plan& plan,
+                                     const std::shared_ptr<executor::Executor>& executor,
+                                     std::shared_ptr<engine::Engine>* engine) {
+  std::lock_guard lock(mutex_);
+  const Communicator& comm = *seat.comm;
+  if (Status status = Usable(seat.comm, executor); !status.ok()) return status;
+  CommState& state = comms_[comm.id];
   if (!comm.all_local()) {
-    if (!startup_failure_.ok()) return startup_failure_;
-    if (engine_ == nullptr) {
-      return Status::Error(
-          StatusCode::kInvalidArgument,
-          "this operation reaches other processes, but jax_uccl is not started in this one; "
-          "call jax_uccl.init() after jax.distributed.initialize()");
-    }
-    for (const auto& [process, status] : lost_processes_) {
-      if (HasProcess(comm, static_cast<ProcessId>(process))) return status;
-    }
     if (connected_ && !state.neighbours.has_value()) {
       state.neighbours = std::ranges::all_of(comm.members, [&](const Member& m) {
         return m.process == comm.self || engine_->Shares(m.process);
@@ -421,28 +432,35 @@ void Runtime::OnOperationOver(Operation* op) {
 void Runtime::AbortComm(uint64_t comm_id, const Status& cause, bool announce,
                         std::optional<ProcessId> lost) {
   std::vector<OpPtr> failed;
+  std::vector<std::shared_ptr<StreamCall>> calls;
   bool first = false;
   {
     std::lock_guard lock(mutex_);
     CommState& state = comms_[comm_id];
     first = state.aborted.ok();
     if (first) state.aborted = cause;  // nothing joins from now on
+    for (const auto& [lane, call] : streams_) {
+      if (call->comm().id == comm_id) calls.push_back(call);
+    }
     for (const auto& [id, op] : by_id_) {
       if (op->comm().id == comm_id) failed.push_back(op);
     }
   }
   std::erase_if(failed,
                 [&](const OpPtr& op) { return op->failed() || (lost && !op->Needs(*lost)); });
+  std::erase_if(calls, [](const auto& call) { return !call->failure().ok(); });
+  if (lost) calls.clear();  // the watchdog judges whether they need it
   // The others will miss the lost process themselves; they only need to hear of operations that
   // they wait for.
-  if (failed.empty() && (lost || !first)) return;
+  if (failed.empty() && calls.empty() && (lost || !first)) return;
 
+  const auto under_way = [](const auto& call) { return !call->idle(); };
   std::set<ProcessId> tell;
   std::shared_ptr<engine::Engine> engine;
   {
     std::lock_guard lock(mutex_);
     const CommState& state = comms_[comm_id];
-    failed_count_ += failed.size();
+    failed_count_ += failed.size() + static_cast<uint64_t>(std::ranges::count_if(calls, under_way));
     last_error_ = failed.empty() ? cause : failed[0]->Describe(cause, Now());
     if (announce && engine_ != nullptr && state.comm != nullptr) {
       for (const Member& m : state.comm->members) {
@@ -455,6 +473,7 @@ void Runtime::AbortComm(uint64_t comm_id, const Status& cause, bool announce,
   // Our own ranks were not told by anybody; the others get the cause in the words used here.
   for (ProcessId process : tell) engine->SendControl(process, EncodeAbort(comm_id, cause));
   for (const OpPtr& op : failed) op->Fail(op->Describe(cause, Now()));
+  for (const auto& call : calls) call->Fail(cause);
 }
 
 Runtime::OpPtr Runtime::FindByToken(uint64_t token, uint32_t* index) const {

@@ -29,6 +29,7 @@
 #include "csrc/collectives/call_site.h"
 #include "csrc/collectives/matching.h"
 #include "csrc/collectives/operation.h"
+#include "csrc/collectives/stream_call.h"
 #include "csrc/collectives/worker_pool.h"
 #include "csrc/engine/engine.h"
 #include "csrc/executor/executor.h"
@@ -81,6 +82,12 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   // other members, who would wait for it.
   void Reject(Call call, const Status& cause);
   InstanceTable& instances() { return instances_; }
+
+  // --- operations on a stream of a device (runtime_streams.cc) ---
+  // That of the call's site and device, whose executions are its to enqueue; `done` and the buffers
+  // are not looked at. Opened by the first call of an epoch, on a thread whose current device is
+  // that one; refused once its communicator has failed. kUnsupported unless executor=fifo.
+  Result<std::shared_ptr<StreamCall>> StreamFor(const Call& call, const cuda::Device* device);
 
   // --- seen by people (any thread but the engine's) ---
   std::vector<OperationStatus> InFlight() const;
@@ -139,6 +146,15 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   // nothing more of that process go on: it may have left because it had done its part.
   void AbortComm(uint64_t comm_id, const Status& cause, bool announce,
                  std::optional<ProcessId> lost = {});
+  // Whether operations of the communicator may begin, which is known from then on. Under the mutex.
+  Status Usable(const std::shared_ptr<const Communicator>& comm,
+                const std::shared_ptr<executor::Executor>& executor);
+  // Waits for executions that are under way, until then; fails what is left.
+  void CloseStreams(Nanos deadline);
+  void DropStreams();
+  // What the watchdog does for them. Not under the mutex.
+  void LookAtStreams();
+  std::vector<std::shared_ptr<StreamCall>> Streams() const;
   // The next place in a lane where nothing is under way. Under the mutex.
   static executor::Place TakePlace(CommState* state);
   OpPtr FindByToken(uint64_t token, uint32_t* index) const;
@@ -164,6 +180,7 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   std::atomic<uint64_t> reduce_threads_;
 
   std::mutex executor_mutex_;        // whoever makes the executor; taken before the mutex
+  std::mutex streams_mutex_;         // whoever opens a stream call; taken before both
   mutable std::mutex mutex_;         // guards all below; see engine() for `engine_`
   std::condition_variable look_;     // the watchdog has a reason to wake
   std::condition_variable drained_;  // by_id_ became empty, or judging_ 0
@@ -191,6 +208,8 @@ class Runtime final : public OperationHost, public engine::EngineSink {
   std::shared_ptr<engine::Engine> engine_;
   std::shared_ptr<EngineParts> parts_;            // that hold engine_
   std::shared_ptr<executor::Executor> executor_;  // once an operation has asked for it
+  // By lane and device.
+  std::map<std::pair<uint64_t, int64_t>, std::shared_ptr<StreamCall>> streams_;
 };
 
 // The process's runtime.

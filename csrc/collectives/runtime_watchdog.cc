@@ -68,9 +68,11 @@ void Runtime::WatchdogLoop() {
   std::unique_lock lock(mutex_);
   uint64_t seen = 0;
   while (!stopping_) {
-    if (by_id_.empty() && seen == started_count_) {  // nothing happened for a whole tick: sleep
+    // Nothing happened for a whole tick: sleep. A stream says nothing, so it is looked at for good.
+    const auto nothing = [&] { return by_id_.empty() && streams_.empty(); };
+    if (nothing() && seen == started_count_) {
       watchdog_asleep_ = true;
-      look_.wait(lock, [&] { return stopping_ || !by_id_.empty(); });
+      look_.wait(lock, [&] { return stopping_ || !nothing(); });
       watchdog_asleep_ = false;
       continue;
     }
@@ -80,6 +82,11 @@ void Runtime::WatchdogLoop() {
     const Nanos tick =
         std::clamp<Nanos>(std::min(timeout, grace) / 4, FromMillis(1), FromMillis(250));
     look_.wait_for(lock, tick, [&] { return stopping_; });
+    if (!streams_.empty() && !stopping_) {
+      lock.unlock();
+      LookAtStreams();
+      lock.lock();
+    }
     std::vector<OpPtr> old;
     for (const auto& [id, op] : by_id_) {
       if (Now() - op->started() >= std::min(timeout, grace)) old.push_back(op);

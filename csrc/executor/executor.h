@@ -7,8 +7,8 @@
 //   RankStream     the programs of one rank, in the order of the communicator (rank_stream.h)
 //   Pipes          its region, FIFO and counters: messages to the other ranks (pipes.h)
 //
-// The kernels run on threads of the host here. What a CUDA stream needs to do the same is in these
-// three: no step of a program asks the host for anything but what a counter says.
+// Programs run on threads of the host here. Where a device has a stream of its own, an operation is
+// a list of launches over pipes in memory that the device reaches (collectives/stream_call.h).
 //
 // Threads: any.
 #pragma once

@@ -4,14 +4,19 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstring>
+#include <atomic>
 #include <map>
+#include <memory>
+#include <new>
 #include <string>
 #include <utility>
 
 #include "csrc/base/hash.h"
+#include "csrc/cuda/exchange_kernel.h"
+#include "csrc/executor/device_memory.h"
 #include "csrc/executor/host_kernels.h"
 #include "csrc/fifo/command.h"
+#include "csrc/fifo/thread_group.h"
 
 namespace uccl::executor {
 namespace {
@@ -20,33 +25,15 @@ constexpr size_t kFifoCapacity = 256;
 // Counts of this channel wait for no data.
 constexpr uint32_t kDataChannel = 0, kCreditChannel = 1;
 
-struct Header {
-  uint64_t message_bytes = 0;
-  Tag tag;
-  uint64_t unused = 0;
-};
-static_assert(sizeof(Header) == PipeLayout::kHeaderBytes);
-
-std::string Words(uint64_t bytes, const Tag& tag) {
-  return std::to_string(bytes) + " bytes in stage " + std::to_string(tag.stage) + ", part " +
-         std::to_string(tag.part) + " of operation " + std::to_string(tag.operation);
+std::string Words(const cuda::PipeHeader& header) {
+  return std::to_string(header.message_bytes) + " bytes in stage " +
+         std::to_string(header.tag.stage) + ", part " + std::to_string(header.tag.part) +
+         " of operation " + std::to_string(header.tag.operation);
 }
 
 }  // namespace
 
-Outgoing Send(uint32_t peer, const Tag& tag, Bytes data) {
-  return {peer, tag, data.size(), [data](uint64_t offset, MutableBytes to) {
-            return CopyOnHost(to, data.subspan(offset, to.size()));
-          }};
-}
-
-Incoming Receive(uint32_t peer, const Tag& tag, MutableBytes buffer) {
-  return {peer, tag, buffer.size(), [buffer](uint64_t offset, Bytes from) {
-            return CopyOnHost(buffer.subspan(offset, from.size()), from);
-          }};
-}
-
-Result<PipeLayout> PipeLayout::Make(uint32_t ranks, uint64_t staging_bytes) {
+Result<PipeLayout> MakePipeLayout(uint32_t ranks, uint64_t staging_bytes) {
   // What a write_count can say.
   constexpr uint32_t kMostCounters = fifo::kMaxWriteCountCounter + 1;
   constexpr uint64_t kMostStride = fifo::kMaxWriteCountBytes, kLeastStride = 4096;
@@ -58,30 +45,33 @@ Result<PipeLayout> PipeLayout::Make(uint32_t ranks, uint64_t staging_bytes) {
   }
   PipeLayout layout;
   layout.ranks = ranks;
-  layout.slots = std::min(kMaxSlots, kMostCounters / std::max(1u, ranks));
+  layout.slots = std::min(PipeLayout::kMaxSlots, kMostCounters / std::max(1u, ranks));
   const uint64_t share = staging_bytes / (uint64_t{std::max(1u, ranks)} * layout.slots);
   layout.stride_bytes =
       std::clamp(share / fifo::kGranuleBytes * fifo::kGranuleBytes, kLeastStride, kMostStride);
-  layout.piece_bytes = layout.stride_bytes - kHeaderBytes;
+  layout.piece_bytes = layout.stride_bytes - PipeLayout::kHeaderBytes;
   return layout;
 }
 
-Pipes::Pipes(proxy::Proxy* proxy, const PipeLayout& layout)
-    : proxy_(proxy), layout_(layout), pipes_(layout.ranks) {}
+Pipes::Pipes(proxy::Proxy* proxy, const PipeLayout& layout, const cuda::Device* device)
+    : proxy_(proxy), layout_(layout), device_(device), pipes_(layout.ranks) {}
 
 Pipes::~Pipes() {
   Close();
-  for (const auto& [name, side] : sides_) {
-    side->user.reset();  // it knows the memory
-    munmap(side->memory, side->bytes);
-  }
-  if (memory_ != nullptr) munmap(memory_, layout_.region_bytes());
+  for (const auto& [name, side] : sides_) side->user.reset();  // it knows the memory
 }
 
 // Memory for a region, registered, and its FIFO. What is set in `opened` after an error is to be
 // taken down all the same.
 Status Pipes::OpenRegion(uint64_t key, const std::vector<ProcessId>& processes, uint32_t rank,
                          uint64_t bytes, uint32_t counters, SideRegion* opened) {
+  proxy::RegionOptions options;
+  options.key = key;
+  options.rank = rank;
+  options.processes = processes;
+  options.num_counters = counters;
+  options.fail_on_lost_peer = false;
+  if (device_ != nullptr) return OpenOnDevice(std::move(options), bytes, opened);
   // Pages are taken when they are first written: a pipe that is not used costs nothing.
   void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -92,14 +82,8 @@ Status Pipes::OpenRegion(uint64_t key, const std::vector<ProcessId>& processes, 
                              "(JAX_UCCL_EXECUTOR_STAGING_BYTES), or dispatch fewer tokens at once");
   }
   opened->memory = static_cast<std::byte*>(memory);
-  opened->bytes = bytes;
-  proxy::RegionOptions options;
-  options.key = key;
-  options.rank = rank;
-  options.processes = processes;
+  opened->owned.emplace_back(opened->memory, [bytes](std::byte* m) { munmap(m, bytes); });
   options.memory = {opened->memory, bytes};
-  options.num_counters = counters;
-  options.fail_on_lost_peer = false;
   auto region = proxy_->RegisterRegion(std::move(options));
   if (!region.ok()) return region.status();
   opened->region = std::move(region.value());
@@ -109,19 +93,62 @@ Status Pipes::OpenRegion(uint64_t key, const std::vector<ProcessId>& processes, 
   return Status::Ok();
 }
 
+// Likewise, in pinned memory; what only kernels touch in memory of the device.
+Status Pipes::OpenOnDevice(proxy::RegionOptions options, uint64_t bytes, SideRegion* opened) {
+  constexpr uint64_t kLine = 64;
+  const auto lines = [](uint64_t n) { return (n + kLine - 1) / kLine * kLine; };
+  const uint64_t counters_at = lines(bytes);
+  const uint64_t failed_at = counters_at + lines(options.num_counters * sizeof(uint64_t));
+  const uint64_t control_at = failed_at + kLine;
+  const uint64_t slots_at = control_at + lines(sizeof(fifo::FifoControl));
+  Result<DeviceMemory> pinned =
+      AllocatePinned(*device_, slots_at + kFifoCapacity * sizeof(fifo::Slot));
+  if (!pinned.ok()) return pinned.status();
+  // The two words of producers, apart.
+  constexpr uint64_t kWordsApart = 256;
+  Result<DeviceMemory> words = AllocateOn(*device_, 2 * kWordsApart);
+  if (!words.ok()) return words.status();
+  std::byte* const at = pinned.value().get();
+  opened->memory = at;
+  opened->owned = {pinned.value(), words.value()};
+  options.memory = {at, bytes};
+  options.counters = {reinterpret_cast<uint64_t*>(at + counters_at), options.num_counters};
+  options.failed = reinterpret_cast<uint64_t*>(at + failed_at);
+  auto region = proxy_->RegisterRegion(std::move(options));
+  if (!region.ok()) return region.status();
+  opened->region = std::move(region.value());
+  auto* const control = new (at + control_at) fifo::FifoControl();
+  auto* const slots = reinterpret_cast<fifo::Slot*>(at + slots_at);
+  opened->fifo.slots = slots;
+  opened->fifo.tail = &control->tail;
+  opened->fifo.stopped = &control->stopped;
+  opened->fifo.head = reinterpret_cast<uint64_t*>(words.value().get());
+  opened->fifo.cached_tail = reinterpret_cast<uint64_t*>(words.value().get() + kWordsApart);
+  opened->fifo.capacity = kFifoCapacity;
+  return proxy_->OpenFifo(opened->region, {slots, kFifoCapacity}, control);
+}
+
 Result<std::unique_ptr<Pipes>> Pipes::Open(proxy::Proxy* proxy, uint64_t key,
                                            const std::vector<ProcessId>& processes, uint32_t rank,
-                                           uint64_t staging_bytes) {
+                                           uint64_t staging_bytes, const cuda::Device* device) {
   const Result<PipeLayout> layout =
-      PipeLayout::Make(static_cast<uint32_t>(processes.size()), staging_bytes);
+      MakePipeLayout(static_cast<uint32_t>(processes.size()), staging_bytes);
   if (!layout.ok()) return layout.status();
-  std::unique_ptr<Pipes> pipes(new Pipes(proxy, layout.value()));
-  SideRegion own;
-  Status status = pipes->OpenRegion(key, processes, rank, layout.value().region_bytes(),
-                                    layout.value().counters(), &own);
-  pipes->memory_ = own.memory;
-  pipes->region_ = std::move(own.region);
-  pipes->fifo_ = own.fifo;
+  std::unique_ptr<Pipes> pipes(new Pipes(proxy, layout.value(), device));
+  // The host looks how far the kernel is, so its state is in pinned memory as well.
+  const uint64_t bytes = sizeof(cuda::ExchangeFault) + processes.size() * sizeof(cuda::PipeState);
+  if (device == nullptr) {
+    pipes->kernel_memory_ =
+        std::shared_ptr<std::byte>(new std::byte[bytes](), std::default_delete<std::byte[]>());
+  } else {
+    Result<DeviceMemory> memory = AllocatePinned(*device, bytes);
+    if (!memory.ok()) return memory.status();
+    pipes->kernel_memory_ = std::move(memory.value());
+  }
+  pipes->fault_ = new (pipes->kernel_memory_.get()) cuda::ExchangeFault();
+  pipes->state_ = reinterpret_cast<cuda::PipeState*>(pipes->fault_ + 1);
+  const Status status = pipes->OpenRegion(key, processes, rank, layout.value().region_bytes(),
+                                          layout.value().counters(), &pipes->own_);
   if (!status.ok()) return status;
   return pipes;
 }
@@ -130,31 +157,30 @@ Result<SideRegion*> Pipes::Side(uint64_t name, uint64_t bytes, uint32_t num_coun
   std::lock_guard lock(sides_mutex_);
   if (const auto it = sides_.find(name); it != sides_.end()) return it->second.get();
   std::vector<ProcessId> processes;
-  for (uint32_t r = 0; r < ranks(); ++r) processes.push_back(region_->ProcessOf(r));
+  for (uint32_t r = 0; r < ranks(); ++r) processes.push_back(own_.region->ProcessOf(r));
   auto side = std::make_unique<SideRegion>();
-  const uint64_t key = HashWords({region_->key(), name});
+  const uint64_t key = HashWords({own_.region->key(), name});
   const Status status = OpenRegion(key, processes, rank(), std::max<uint64_t>(bytes, 1),
                                    num_counters + 1, side.get());
   if (!status.ok()) {
     if (side->region != nullptr) proxy_->UnregisterRegion(side->region);
-    if (side->memory != nullptr) munmap(side->memory, side->bytes);
     return status;
   }
   // Fail takes the mutex after it has failed the pipes: one of the two sees the other.
-  if (region_->has_failed()) side->region->Fail(region_->status());
+  if (own_.region->has_failed()) side->region->Fail(own_.region->status());
   return sides_.emplace(name, std::move(side)).first->second.get();
 }
 
 void Pipes::Fail(const Status& cause) {
-  region_->Fail(cause);
+  own_.region->Fail(cause);
   std::lock_guard lock(sides_mutex_);
   for (const auto& [name, side] : sides_) side->region->Fail(cause);
 }
 
 void Pipes::Close() {
-  if (region_ == nullptr || std::exchange(closed_, true)) return;
+  if (own_.region == nullptr || std::exchange(closed_, true)) return;
   for (const auto& [name, side] : sides_) proxy_->UnregisterRegion(side->region);
-  proxy_->UnregisterRegion(region_);
+  proxy_->UnregisterRegion(own_.region);
 }
 
 Status Pipes::Drain(Nanos timeout) {
@@ -176,23 +202,21 @@ Status Pipes::Drain(Nanos timeout) {
     Status status = drain(side->fifo, side->region.get(), last, &side->drains);
     if (!status.ok()) return status;
   }
-  return drain(fifo_, region_.get(), layout_.drained(), &drains_);
+  return drain(own_.fifo, own_.region.get(), layout_.drained(), &own_.drains);
 }
 
 void Pipes::Announce(std::span<const uint64_t> to_send, std::span<const uint64_t> to_receive) {
   for (uint32_t peer = 0; peer < ranks(); ++peer) {
     Pipe& pipe = pipes_[peer];
-    pipe.send_goal.store(pipe.sent.load(std::memory_order_relaxed) + to_send[peer],
-                         std::memory_order_relaxed);
-    pipe.receive_goal.store(pipe.received + to_receive[peer], std::memory_order_relaxed);
+    pipe.send_goal.store(state_[peer].sent + to_send[peer], std::memory_order_relaxed);
+    pipe.receive_goal.store(state_[peer].received + to_receive[peer], std::memory_order_relaxed);
   }
 }
 
 bool Pipes::Needs(uint32_t peer) const {
   const Pipe& pipe = pipes_[peer];
   if (pipe.beside.load(std::memory_order_relaxed)) return true;
-  if (pipe.sent.load(std::memory_order_relaxed) < pipe.send_goal.load(std::memory_order_relaxed))
-    return true;
+  if (PiecesTo(peer) < pipe.send_goal.load(std::memory_order_relaxed)) return true;
   return !LandedBelow(peer, pipe.receive_goal.load(std::memory_order_relaxed));
 }
 
@@ -202,157 +226,142 @@ bool Pipes::Awaits(uint32_t peer) const {
 }
 
 bool Pipes::Owes(uint32_t peer) const {
-  return pipes_[peer].sent.load(std::memory_order_relaxed) <
-         pipes_[peer].owed.load(std::memory_order_relaxed);
+  return PiecesTo(peer) < pipes_[peer].owed.load(std::memory_order_relaxed);
 }
 
 // Whether all pieces below `goal` have.
 bool Pipes::LandedBelow(uint32_t peer, uint64_t goal) const {
   // The last lap tells: a slot's counter is there only when its earlier pieces were, too.
   for (uint64_t piece = goal - std::min<uint64_t>(goal, layout_.slots); piece < goal; ++piece) {
-    if (region_->Read(layout_.landed(peer, piece)) < layout_.landed_value(piece)) return false;
+    if (own_.region->Read(layout_.landed(peer, piece)) < layout_.landed_value(piece)) return false;
   }
   return true;
 }
 
-bool Pipes::CanSend(uint32_t peer) const {
-  return pipes_[peer].sent.load(std::memory_order_relaxed) - region_->Read(layout_.credit(peer)) <
-         layout_.slots;
+namespace {
+
+// Relaxed: it only tells how far the exchange is.
+uint64_t Look(const uint64_t& word) {
+  return std::atomic_ref(const_cast<uint64_t&>(word)).load(std::memory_order_relaxed);
 }
 
-bool Pipes::HasLanded(uint32_t peer) const {
-  const uint64_t piece = pipes_[peer].received;
-  return region_->Read(layout_.landed(peer, piece)) >= layout_.landed_value(piece);
+}  // namespace
+
+uint64_t Pipes::PiecesTo(uint32_t peer) const { return Look(state_[peer].sent); }
+uint64_t Pipes::PiecesFrom(uint32_t peer) const { return Look(state_[peer].received); }
+
+cuda::ExchangeParams Pipes::device_params() const {
+  cuda::ExchangeParams p;
+  p.layout = layout_;
+  p.rank = rank();
+  p.region = own_.memory;
+  p.fifo = own_.fifo;
+  p.counters = own_.region->counters().data();
+  p.abort = own_.region->failed_word();
+  p.data_channel = kDataChannel;
+  p.credit_channel = kCreditChannel;
+  p.state = state_;
+  p.fault = fault_;
+  return p;
 }
 
-Status Pipes::SendPiece(const Outgoing& message, uint64_t offset, uint64_t bytes) {
-  const uint64_t piece = pipes_[message.peer].sent.load(std::memory_order_relaxed);
-  fifo::Command write;
-  write.kind = fifo::CommandKind::kWriteCount;
-  write.channel = kDataChannel;
-  write.peer = message.peer;
-  write.bytes = PipeLayout::kHeaderBytes + bytes;
-  write.source_offset = layout_.outbox(message.peer, piece);
-  write.destination_offset = layout_.inbox(rank(), piece);
-  write.counter = layout_.landed(rank(), piece);
-  write.amount = 1;
-  std::byte* const slot = memory_ + write.source_offset;
-  const Header header{message.bytes, message.tag};
-  std::memcpy(slot, &header, sizeof(header));
-  Status packed = message.pack(offset, MutableBytes(slot + sizeof(header), bytes));
-  if (!packed.ok()) return packed;
-  Status issued = IssueOnHost(fifo_, write);
-  if (issued.ok()) pipes_[message.peer].sent.store(piece + 1, std::memory_order_relaxed);
-  return issued;
-}
-
-Status Pipes::ReceivePiece(const Incoming& message, uint64_t offset, uint64_t bytes) {
-  Pipe& pipe = pipes_[message.peer];
-  const uint64_t piece = pipe.received++;
-  const std::byte* const slot = memory_ + layout_.inbox(message.peer, piece);
-  Header header;
-  std::memcpy(&header, slot, sizeof(header));
-  if (header.message_bytes != message.bytes || header.tag != message.tag) {
-    Status status = Status::Error(
-        StatusCode::kProtocol, "rank " + std::to_string(message.peer) + " sends " +
-                                   Words(header.message_bytes, header.tag) + ", this one expects " +
-                                   Words(message.bytes, message.tag));
-    status.process = ToInt(region_->ProcessOf(message.peer));
-    return status;
-  }
-  Status unpacked = message.unpack(offset, Bytes(slot + sizeof(header), bytes));
-  if (!unpacked.ok()) return unpacked;
-  const uint64_t owed = pipe.received - pipe.credited;
-  if (owed < (layout_.slots + 1) / 2) return Status::Ok();
-  pipe.credited = pipe.received;
-  fifo::Command credit;
-  credit.kind = fifo::CommandKind::kCount;
-  credit.channel = kCreditChannel;
-  credit.peer = message.peer;
-  credit.counter = layout_.credit(rank());
-  credit.amount = static_cast<uint32_t>(owed);
-  return IssueOnHost(fifo_, credit);
-}
-
-template <class Message>
-struct Pipes::Line {
-  std::vector<const Message*> messages;
-  size_t next = 0;
-  uint64_t offset = 0;  // within the message
-
-  bool over() const { return next == messages.size(); }
-  const Message& front() const { return *messages[next]; }
-  uint64_t Pieces(const PipeLayout& layout) const {
-    uint64_t pieces = 0;
-    for (const Message* message : messages) pieces += layout.pieces(message->bytes);
-    return pieces;
-  }
-  uint64_t PieceBytes(const PipeLayout& layout) const {
-    return std::min(layout.piece_bytes, front().bytes - offset);
-  }
-  void Advance(uint64_t bytes) {
-    offset += bytes;
-    if (offset < front().bytes) return;
-    offset = 0;
-    ++next;
-  }
+struct Pipes::Tables {
+  std::vector<std::byte*> addresses;
+  std::vector<cuda::PipeMessage> messages;
+  std::vector<cuda::PipeLine> lines;
+  cuda::ExchangeParams params;
 };
 
+void Pipes::MakeTables(std::span<const Outgoing> out, std::span<const Incoming> in,
+                       Tables* tables) {
+  std::map<uint32_t, std::vector<const Outgoing*>> sending;
+  std::map<uint32_t, std::vector<const Incoming*>> receiving;
+  for (const Outgoing& message : out) sending[message.peer].push_back(&message);
+  for (const Incoming& message : in) receiving[message.peer].push_back(&message);
+  const auto add = [&](std::byte* data, uint64_t bytes, const Tag& tag) {
+    tables->addresses.push_back(data);
+    tables->messages.push_back({bytes, tag});
+    return layout_.pieces(bytes);
+  };
+  const auto line = [&](uint32_t peer, bool sends, size_t count) {
+    const auto first = static_cast<uint32_t>(tables->messages.size());
+    tables->lines.push_back({peer, sends ? 1u : 0u, first, static_cast<uint32_t>(count), 0, 0});
+  };
+  for (const auto& [peer, messages] : sending) {
+    line(peer, true, messages.size());
+    uint64_t pieces = PiecesTo(peer);
+    for (const Outgoing* m : messages)  // what is sent is only read
+      pieces += add(const_cast<std::byte*>(m->data.data()), m->data.size(), m->tag);
+    pipes_[peer].owed.store(pieces, std::memory_order_relaxed);
+  }
+  for (const auto& [peer, messages] : receiving) {
+    line(peer, false, messages.size());
+    uint64_t pieces = state_[peer].received;
+    for (const Incoming* m : messages) pieces += add(m->buffer.data(), m->buffer.size(), m->tag);
+    pipes_[peer].awaited.store(pieces, std::memory_order_relaxed);
+  }
+  cuda::ExchangeParams& p = tables->params;
+  p = device_params();
+  p.addresses = tables->addresses.data();
+  p.messages = tables->messages.data();
+  p.lines = tables->lines.data();
+  p.line_count = static_cast<uint32_t>(tables->lines.size());
+}
+
+// Sleeps until a line can go on.
+Status Pipes::WaitForAny(const Tables& tables) {
+  std::vector<proxy::Region::Threshold> awaited;
+  for (const cuda::PipeLine& line : tables.lines) {
+    if (line.next == line.count) continue;
+    const cuda::PipeState& pipe = state_[line.peer];
+    if (line.sends != 0) {
+      awaited.push_back({layout_.credit(line.peer), pipe.sent - layout_.slots + 1});
+    } else {
+      awaited.push_back(
+          {layout_.landed(line.peer, pipe.received), layout_.landed_value(pipe.received)});
+    }
+  }
+  // Whoever watches deadlines fails the region.
+  return own_.region->WaitAny(awaited, kNever);
+}
+
+Status Pipes::Trouble() const {
+  if (own_.region->has_failed()) return own_.region->status();
+  // Acquire: pairs with the release that follows the words of a mismatch.
+  const auto trouble = static_cast<cuda::ExchangeTrouble>(
+      std::atomic_ref(fault_->trouble).load(std::memory_order_acquire));
+  if (trouble == cuda::ExchangeTrouble::kNone) return Status::Ok();
+  if (trouble == cuda::ExchangeTrouble::kAborted)
+    return Status::Error(StatusCode::kAborted, "the proxy takes no more commands");
+  Status status =
+      Status::Error(StatusCode::kProtocol, "rank " + std::to_string(fault_->peer) + " sends " +
+                                               Words(fault_->got) + ", this one expects " +
+                                               Words(fault_->wanted));
+  status.process = ToInt(own_.region->ProcessOf(fault_->peer));
+  return status;
+}
+
 Status Pipes::Exchange(std::span<const Outgoing> out, std::span<const Incoming> in) {
-  std::map<uint32_t, Line<Outgoing>> sending;
-  std::map<uint32_t, Line<Incoming>> receiving;
-  for (const Outgoing& message : out) sending[message.peer].messages.push_back(&message);
-  for (const Incoming& message : in) receiving[message.peer].messages.push_back(&message);
-  for (const auto& [peer, line] : sending) {
-    pipes_[peer].owed.store(
-        pipes_[peer].sent.load(std::memory_order_relaxed) + line.Pieces(layout_),
-        std::memory_order_relaxed);
-  }
-  for (const auto& [peer, line] : receiving) {
-    pipes_[peer].awaited.store(pipes_[peer].received + line.Pieces(layout_),
-                               std::memory_order_relaxed);
-  }
+  Tables tables;
+  MakeTables(out, in, &tables);
+  if (Status status = CheckParams(tables.params); !status.ok()) return status;
   // While commands may come, or somebody waits for what they bring about.
   const proxy::Proxy::Use use(proxy_);
-  const auto over = [](const auto& item) { return item.second.over(); };
-  std::vector<proxy::Region::Threshold> awaited;
+  if (own_.region->has_failed()) return own_.region->status();
+  fifo::SoloGroup group;
   for (;;) {
-    bool worked = false;
-    if (region_->has_failed()) return region_->status();
-    for (auto& [peer, line] : sending) {
-      while (!line.over() && CanSend(peer)) {
-        const uint64_t bytes = line.PieceBytes(layout_);
-        if (Status status = SendPiece(line.front(), line.offset, bytes); !status.ok())
-          return region_->has_failed() ? region_->status() : status;
-        line.Advance(bytes);
-        worked = true;
-      }
+    switch (cuda::internal::LookAt(tables.params, 0, 1)) {
+      case cuda::internal::Turn::kOver:
+        return Status::Ok();
+      case cuda::internal::Turn::kTrouble:
+        return Trouble();
+      case cuda::internal::Turn::kWork:
+        if (!cuda::internal::TakeTurn(group, tables.params)) return Trouble();
+        break;
+      case cuda::internal::Turn::kWait:
+        if (Status status = WaitForAny(tables); !status.ok()) return status;
+        break;
     }
-    for (auto& [peer, line] : receiving) {
-      while (!line.over() && HasLanded(peer)) {
-        const uint64_t bytes = line.PieceBytes(layout_);
-        if (Status status = ReceivePiece(line.front(), line.offset, bytes); !status.ok())
-          return region_->has_failed() ? region_->status() : status;
-        line.Advance(bytes);
-        worked = true;
-      }
-    }
-    if (std::ranges::all_of(sending, over) && std::ranges::all_of(receiving, over))
-      return Status::Ok();
-    if (worked) continue;
-    awaited.clear();
-    for (const auto& [peer, line] : sending) {
-      if (line.over()) continue;
-      awaited.push_back({layout_.credit(peer),
-                         pipes_[peer].sent.load(std::memory_order_relaxed) - layout_.slots + 1});
-    }
-    for (const auto& [peer, line] : receiving) {
-      const uint64_t piece = pipes_[peer].received;
-      if (line.over()) continue;
-      awaited.push_back({layout_.landed(peer, piece), layout_.landed_value(piece)});
-    }
-    // Whoever watches deadlines fails the region.
-    if (Status status = region_->WaitAny(awaited, kNever); !status.ok()) return status;
   }
 }
 

@@ -2,6 +2,9 @@
 // a piece of a message into memory that the proxies may send from, pushes a command, and the
 // receiver's kernel waits for a counter and unpacks.
 //
+// The kernel is cuda/exchange.h. Here it runs on the thread that calls, and where it would have to
+// wait the thread sleeps.
+//
 //   outbox of the sender, slot c % K --write_count--> inbox of the receiver, slot c % K
 //   receiver has unpacked half a pipe   --count-->    credit of the sender
 //
@@ -29,7 +32,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -38,86 +40,53 @@
 
 #include "csrc/base/status.h"
 #include "csrc/base/types.h"
+#include "csrc/cuda/device.h"
+#include "csrc/cuda/exchange.h"
 #include "csrc/fifo/slot.h"
 #include "csrc/proxy/proxy.h"
 #include "csrc/proxy/region.h"
 
 namespace uccl::executor {
 
-// What both ends of a message must agree about, besides its size.
-struct Tag {
-  uint64_t operation = 0;  // its number in the communicator
-  uint32_t stage = 0, part = 0;
-  bool operator==(const Tag&) const = default;
-};
+using PipeLayout = cuda::PipeLayout;
+// The operation of a tag is its number in the communicator.
+using Tag = cuda::PipeTag;
 
-// `pack` fills the bytes [offset, offset + to.size()) of the message, in ascending order.
 struct Outgoing {
   uint32_t peer = 0;
   Tag tag;
-  uint64_t bytes = 0;
-  std::function<Status(uint64_t offset, MutableBytes to)> pack;
+  Bytes data;
 };
-// `unpack` takes them.
 struct Incoming {
   uint32_t peer = 0;
   Tag tag;
-  uint64_t bytes = 0;
-  std::function<Status(uint64_t offset, Bytes from)> unpack;
-};
-// Of and to memory, by the kernels of rows.h.
-Outgoing Send(uint32_t peer, const Tag& tag, Bytes data);
-Incoming Receive(uint32_t peer, const Tag& tag, MutableBytes buffer);
-
-// Where things lie in every rank's region; a function of what is equal on all ranks.
-struct PipeLayout {
-  uint32_t ranks = 0;
-  uint32_t slots = 0;         // of one pipe
-  uint64_t piece_bytes = 0;   // most payload of a piece
-  uint64_t stride_bytes = 0;  // from one slot to the next
-
-  static constexpr uint32_t kMaxSlots = 8;
-  static constexpr uint64_t kHeaderBytes = 32;
-  // `staging_bytes`: for the pieces that come in. kUnsupported for too many ranks.
-  static Result<PipeLayout> Make(uint32_t ranks, uint64_t staging_bytes);
-
-  uint64_t pieces(uint64_t bytes) const {  // an empty message is one
-    return bytes == 0 ? 1 : (bytes + piece_bytes - 1) / piece_bytes;
-  }
-  uint64_t pipe_bytes() const { return slots * stride_bytes; }
-  uint64_t outbox(uint32_t peer, uint64_t piece) const {
-    return peer * pipe_bytes() + piece % slots * stride_bytes;
-  }
-  uint64_t inbox(uint32_t peer, uint64_t piece) const {
-    return ranks * pipe_bytes() + outbox(peer, piece);
-  }
-  uint64_t region_bytes() const { return 2 * ranks * pipe_bytes(); }
-  uint32_t landed(uint32_t peer, uint64_t piece) const {
-    return peer * slots + static_cast<uint32_t>(piece % slots);
-  }
-  uint64_t landed_value(uint64_t piece) const { return piece / slots + 1; }
-  uint32_t credit(uint32_t peer) const { return ranks * slots + peer; }
-  uint32_t drained() const { return ranks * (slots + 1); }
-  uint32_t counters() const { return drained() + 1; }
+  MutableBytes buffer;
 };
 
-// A region with a FIFO of its own, for programs that place rows where their peers know them instead
-// of sending messages (moe/exchange_program.h). Zeroed at first, as its counters.
+// `staging_bytes`: for the pieces that come in. kUnsupported for too many ranks.
+Result<PipeLayout> MakePipeLayout(uint32_t ranks, uint64_t staging_bytes);
+
+// A region with a FIFO of its own, zeroed at first, as its counters. That of the pipes is one;
+// others are for programs that place rows where their peers know them instead of sending messages
+// (moe/exchange_program.h).
 struct SideRegion {
   std::shared_ptr<proxy::Region> region;
   fifo::FifoView fifo;
   std::byte* memory = nullptr;
-  uint64_t bytes = 0;
-  std::shared_ptr<void> user;  // what the programs that share it keep there
+  std::vector<std::shared_ptr<std::byte>> owned;  // the memory, and what else the region lies in
+  std::shared_ptr<void> user;                     // what the programs that share it keep there
   uint64_t drains = 0;
 };
 
 class Pipes final {
  public:
-  // Registers the region of `rank` under `key` and opens its FIFO. `processes` by rank.
+  // Registers the region of `rank` under `key` and opens its FIFO. `processes` by rank. With a
+  // `device` all of it lies where its kernels and the host reach it, and the exchanges are launched
+  // by others (device_params); only Fail, Close and what tells of progress may be called then.
   static Result<std::unique_ptr<Pipes>> Open(proxy::Proxy* proxy, uint64_t key,
                                              const std::vector<ProcessId>& processes, uint32_t rank,
-                                             uint64_t staging_bytes);
+                                             uint64_t staging_bytes,
+                                             const cuda::Device* device = nullptr);
   ~Pipes();  // Close, and the memory goes
   Pipes(const Pipes&) = delete;
   Pipes& operator=(const Pipes&) = delete;
@@ -149,7 +118,7 @@ class Pipes final {
   // Ends an Exchange that waits and every later one; the first cause stays. Likewise for waits in
   // regions beside.
   void Fail(const Status& cause);
-  Status status() const { return region_->status(); }
+  Status status() const { return own_.region->status(); }
 
   // Until the proxy has handed all that was ever sent to the engine, or `timeout`. Not beside an
   // Exchange.
@@ -157,36 +126,45 @@ class Pipes final {
   // The proxy lets go of the memory; puts that it has not sent are lost. Not beside an Exchange.
   void Close();
 
+  // For the kernel of cuda/exchange.h, but for what is to be sent and received.
+  cuda::ExchangeParams device_params() const;
+  // Why an exchange ended before its time; Ok where none did.
+  Status Trouble() const;
+  // Pieces since the pipes were opened.
+  uint64_t PiecesTo(uint32_t peer) const;
+  uint64_t PiecesFrom(uint32_t peer) const;
+  uint64_t Counter(uint32_t counter) const { return own_.region->Read(counter); }
+
   const PipeLayout& layout() const { return layout_; }
-  uint32_t rank() const { return region_->rank(); }
-  uint32_t ranks() const { return region_->ranks(); }
+  uint32_t rank() const { return own_.region->rank(); }
+  uint32_t ranks() const { return own_.region->ranks(); }
 
  private:
-  // In pieces. The atomics are written by the thread that exchanges, and read relaxed by others,
-  // who only want to know how far it is.
+  // In pieces. Written by the thread that exchanges, and read relaxed by others, who only want to
+  // know how far it is.
   struct Pipe {
-    std::atomic<uint64_t> sent{0}, send_goal{0}, receive_goal{0}, awaited{0}, owed{0};
+    std::atomic<uint64_t> send_goal{0}, receive_goal{0}, awaited{0}, owed{0};
     std::atomic<bool> beside{false};
-    uint64_t received = 0, credited = 0;
   };
-  template <class Message>
-  struct Line;  // the messages of an exchange with one peer
-  Pipes(proxy::Proxy* proxy, const PipeLayout& layout);
+  Pipes(proxy::Proxy* proxy, const PipeLayout& layout, const cuda::Device* device);
   Status OpenRegion(uint64_t key, const std::vector<ProcessId>& processes, uint32_t rank,
                     uint64_t bytes, uint32_t counters, SideRegion* opened);
+  Status OpenOnDevice(proxy::RegionOptions options, uint64_t bytes, SideRegion* opened);
   bool LandedBelow(uint32_t peer, uint64_t goal) const;
-  bool CanSend(uint32_t peer) const;
-  bool HasLanded(uint32_t peer) const;
-  Status SendPiece(const Outgoing& message, uint64_t offset, uint64_t bytes);
-  Status ReceivePiece(const Incoming& message, uint64_t offset, uint64_t bytes);
+  // What an exchange of these tables gets.
+  struct Tables;
+  void MakeTables(std::span<const Outgoing> out, std::span<const Incoming> in, Tables* tables);
+  Status WaitForAny(const Tables& tables);
 
   proxy::Proxy* const proxy_;
   const PipeLayout layout_;
-  std::byte* memory_ = nullptr;  // mapped for it
-  std::shared_ptr<proxy::Region> region_;
-  fifo::FifoView fifo_;
+  const cuda::Device* const device_;
+  SideRegion own_;
   std::vector<Pipe> pipes_;  // by peer
-  uint64_t drains_ = 0;
+  // Of the kernel.
+  std::shared_ptr<std::byte> kernel_memory_;
+  cuda::PipeState* state_ = nullptr;  // by peer
+  cuda::ExchangeFault* fault_ = nullptr;
   bool closed_ = false;
   std::mutex sides_mutex_;  // guards the map; what it holds belongs to the thread that exchanges
   std::map<uint64_t, std::unique_ptr<SideRegion>> sides_;

@@ -174,19 +174,23 @@ class Fleet final {
     auto outcome = std::make_shared<Outcome>();
     outcome->input = std::move(input);
     outcome->output.assign(op.output_bytes(ranks()), std::byte{0xdb});
-    const auto process = static_cast<size_t>(processes_[rank]);
+    Call call = CallOf(op, rank, run);
+    call.input = outcome->input.data();
+    call.output = outcome->output.data();
+    call.done = [outcome](const Status& status) { outcome->Set(status); };
+    runtimes_[process_of(rank)]->Submit(std::move(call));
+    return outcome;
+  }
+  // What the rank calls with, but for the buffers.
+  Call CallOf(const Operation& op, size_t rank, int64_t run) const {
     Call call;
-    call.site = op.sites[process];
+    call.site = op.sites[process_of(rank)];
     call.device = ids_[rank];
     call.run = run;
     call.dtype = op.dtype;
     call.shape = op.shape;
     call.elements = op.elements();
-    call.input = outcome->input.data();
-    call.output = outcome->output.data();
-    call.done = [outcome](const Status& status) { outcome->Set(status); };
-    runtimes_[process]->Submit(std::move(call));
-    return outcome;
+    return call;
   }
   // All ranks call, in this order.
   std::vector<std::shared_ptr<Outcome>> SubmitAll(const Operation& op,
