@@ -73,6 +73,7 @@ Result<std::shared_ptr<StreamCall>> Runtime::StreamFor(const Call& call,
   options.dtype = call.dtype;
   options.reduction = call.site->spec().reduction;
   options.staging_bytes = staging;
+  options.ragged = call.site->spec().kind == OpKind::kRaggedAllToAll;
   auto opened = StreamCall::Open(std::move(options), device, executor.value()->proxy());
   if (!opened.ok()) return opened.status();
   std::lock_guard lock(mutex_);

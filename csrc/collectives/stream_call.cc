@@ -49,11 +49,7 @@ cuda::MoveRowsParams OneRow(std::byte* to, uint64_t bytes) {
 }  // namespace
 
 StreamCall::StreamCall(Options options, const cuda::Device* device, proxy::Proxy* proxy)
-    : options_(std::move(options)),
-      device_(device),
-      proxy_(proxy),
-      send_pieces_(options_.comm->members.size()),
-      receive_pieces_(options_.comm->members.size()) {}
+    : options_(std::move(options)), device_(device), proxy_(proxy) {}
 
 StreamCall::~StreamCall() { Close(); }
 
@@ -88,7 +84,11 @@ Status StreamCall::Prepare() {
   if (!pipes.ok()) return pipes.status();
   pipes_ = std::move(pipes.value());
   Tables tables;
-  for (uint32_t i = 0; i < schedule.stages.size(); ++i) AddStage(i, &tables);
+  if (options_.ragged) {
+    AddRagged(&tables);
+  } else {
+    for (uint32_t i = 0; i < schedule.stages.size(); ++i) AddStage(i, &tables);
+  }
   return Upload(tables);
 }
 
@@ -106,7 +106,6 @@ void StreamCall::AddLines(const std::vector<Transfer>& transfers, bool sends, ui
     for (const Transfer* t : list) {
       tables->messages.push_back({t->slice.bytes, {options_.tag, stage, t->part}});
       tables->places.push_back(PlaceOf(t->slice));
-      (sends ? send_pieces_ : receive_pieces_)[peer] += pipes_->layout().pieces(t->slice.bytes);
     }
   }
 }
@@ -133,6 +132,19 @@ void StreamCall::AddStage(uint32_t index, Tables* tables) {
     for (const Slice& s : r.to) fold.to.push_back(PlaceOf(s));
     step.folds.push_back(std::move(fold));
   }
+  steps_.push_back(std::move(step));
+}
+
+// A message to each member and one from each, this one too: its sizes are as little known.
+void StreamCall::AddRagged(Tables* tables) {
+  const auto ranks = static_cast<uint32_t>(options_.comm->members.size());
+  for (uint32_t i = 0; i < 2 * ranks; ++i) {
+    tables->messages.push_back({0, {options_.tag, 0, 0}});
+    tables->places.push_back({0, kInput});  // overwritten when it is known
+    tables->lines.push_back({i % ranks, i < ranks ? 1u : 0u, i, 1, 0, 0});
+  }
+  Step step;
+  step.lines = 2 * ranks;
   steps_.push_back(std::move(step));
 }
 
@@ -163,7 +175,7 @@ Status StreamCall::Upload(const Tables& given) {
   std::byte* const at = tables_.get();
   places_ = reinterpret_cast<const cuda::Place*>(at + places_at);
   addresses_ = reinterpret_cast<std::byte**>(at + addresses_at);
-  messages_ = reinterpret_cast<const cuda::PipeMessage*>(at + messages_at);
+  messages_ = reinterpret_cast<cuda::PipeMessage*>(at + messages_at);
   lines_ = reinterpret_cast<cuda::PipeLine*>(at + lines_at);
   last_ = reinterpret_cast<const cuda::IssueQueue*>(at + queue_at);
   missing_ = reinterpret_cast<const int32_t*>(at + missing_at);
@@ -193,42 +205,73 @@ Status StreamCall::Upload(const Tables& given) {
   put(queue_at, &queue, sizeof(queue));
   put(missing_at, &kMissing, sizeof(kMissing));
   if (Status s = device_->upload(at, image.data(), image.size()); !s.ok()) return s;
-  Result<executor::DeviceMemory> word = executor::AllocatePinned(*device_, sizeof(uint64_t));
-  if (!word.ok()) return word.status();
-  pinned_ = std::move(word.value());
+  Result<executor::DeviceMemory> words = executor::AllocatePinned(*device_, 2 * sizeof(uint64_t));
+  if (!words.ok()) return words.status();
+  pinned_ = std::move(words.value());
   begun_ = reinterpret_cast<uint64_t*>(pinned_.get());
+  fault_ = begun_ + 1;
+  *fault_ = cuda::kNoFault;
   return Status::Ok();
 }
 
 Status StreamCall::Enqueue(cuda::Stream stream, const std::byte* input, std::byte* output) {
   if (steps_.empty()) return Status::Ok();  // no bytes, or nobody else
-  cuda::ResolveParams resolve;
-  resolve.places = places_;
-  resolve.to = addresses_;
-  resolve.count = address_count_;
   // Inputs are only read.
-  resolve.buffers[kInput] = const_cast<std::byte*>(input);
-  resolve.buffers[kOutput] = output;
-  resolve.buffers[kScratch] = scratch_;
-  resolve.mark = begun_;
-  if (Status s = device_->resolve(resolve, stream); !s.ok()) return s;
+  std::byte* const buffers[kBuffers] = {const_cast<std::byte*>(input), output, scratch_};
+  if (Status s = Begin(buffers, stream); !s.ok()) return s;
   for (const Step& step : steps_) {
     for (const Copy& copy : step.copies) {
-      if (Status s = RunCopy(copy, resolve.buffers, stream); !s.ok()) return s;
+      if (Status s = RunCopy(copy, buffers, stream); !s.ok()) return s;
     }
-    if (step.lines > 0) {
-      cuda::ExchangeParams exchange = pipes_->device_params();
-      exchange.addresses = addresses_;
-      exchange.messages = messages_;
-      exchange.lines = lines_ + step.first_line;
-      exchange.line_count = step.lines;
-      if (Status s = device_->exchange(exchange, stream); !s.ok()) return s;
-    }
+    if (Status s = RunLines(step, stream); !s.ok()) return s;
     for (const Fold& fold : step.folds) {
-      if (Status s = RunFold(fold, resolve.buffers, stream); !s.ok()) return s;
+      if (Status s = RunFold(fold, buffers, stream); !s.ok()) return s;
     }
   }
   return device_->issue({last_, 1}, stream);
+}
+
+Status StreamCall::EnqueueRagged(cuda::Stream stream, const std::byte* input, std::byte* output,
+                                 const Ragged& ragged) {
+  std::byte* const buffers[kBuffers] = {const_cast<std::byte*>(input), output, scratch_};
+  if (Status s = Begin(buffers, stream); !s.ok()) return s;
+  const uint64_t bytes = ragged.output_rows * ragged.row_bytes;
+  const bool zero = ragged.start == nullptr;
+  if (bytes > 0 && (zero ? ragged.fill : ragged.start != output)) {
+    std::byte* const sides[kBuffers] = {const_cast<std::byte*>(ragged.start), output, nullptr};
+    if (Status s = RunCopy({{0, kInput}, {0, kOutput}, bytes, zero}, sides, stream); !s.ok())
+      return s;
+  }
+  cuda::RaggedParams p;
+  p.send_offsets = ragged.input_offsets, p.send_sizes = ragged.send_sizes;
+  p.receive_offsets = ragged.output_offsets, p.receive_sizes = ragged.receive_sizes;
+  p.ranks = static_cast<uint32_t>(options_.comm->members.size());
+  p.row_bytes = ragged.row_bytes, p.from_rows = ragged.input_rows, p.to_rows = ragged.output_rows;
+  p.from = buffers[kInput], p.to = output;
+  p.messages = messages_, p.addresses = addresses_, p.fault = fault_;
+  if (Status s = device_->ragged(p, stream); !s.ok()) return s;
+  if (Status s = RunLines(steps_[0], stream); !s.ok()) return s;
+  return device_->issue({last_, 1}, stream);
+}
+
+Status StreamCall::Begin(std::byte* const* buffers, cuda::Stream stream) const {
+  cuda::ResolveParams p;
+  p.places = places_;
+  p.to = addresses_;
+  p.count = address_count_;
+  std::copy_n(buffers, kBuffers, p.buffers);
+  p.mark = begun_;
+  return device_->resolve(p, stream);
+}
+
+Status StreamCall::RunLines(const Step& step, cuda::Stream stream) const {
+  if (step.lines == 0) return Status::Ok();
+  cuda::ExchangeParams p = pipes_->device_params();
+  p.addresses = addresses_;
+  p.messages = messages_;
+  p.lines = lines_ + step.first_line;
+  p.line_count = step.lines;
+  return device_->exchange(p, stream);
 }
 
 Status StreamCall::RunCopy(const Copy& copy, std::byte* const* buffers, cuda::Stream stream) const {
@@ -264,16 +307,10 @@ uint64_t StreamCall::begun() const {
 
 uint64_t StreamCall::ended() const { return pipes_->Counter(pipes_->layout().drained()); }
 
-bool StreamCall::Owes(uint32_t member, uint64_t begun) const {
-  return pipes_->PiecesTo(member) < begun * send_pieces_[member];
-}
-bool StreamCall::Awaits(uint32_t member, uint64_t begun) const {
-  return pipes_->PiecesFrom(member) < begun * receive_pieces_[member];
-}
-
-bool StreamCall::Needs(ProcessId process, uint64_t begun) const {
+bool StreamCall::Needs(ProcessId process) const {
   for (uint32_t m = 0; m < options_.comm->members.size(); ++m) {
-    if (options_.comm->members[m].process == process && (Owes(m, begun) || Awaits(m, begun)))
+    if (options_.comm->members[m].process == process &&
+        (pipes_->HasToSend(m) || pipes_->HasToReceive(m)))
       return true;
   }
   return false;
@@ -283,6 +320,9 @@ Status StreamCall::Look(Nanos now, Nanos timeout, const std::map<int32_t, Status
   // The last data of a process that is gone may be here and not counted yet.
   constexpr Nanos kLastData = std::chrono::milliseconds(500);
   if (!failure().ok()) return Status::Ok();  // told before
+  // First, because peers disagree with what this rank made of it. Relaxed: nothing is behind it.
+  const uint64_t fault = std::atomic_ref(*fault_).load(std::memory_order_relaxed);
+  if (fault != cuda::kNoFault) return OutsideOf(fault);
   if (Status trouble = pipes_->Trouble(); !trouble.ok()) {
     trouble.op = options_.label;
     return trouble;
@@ -297,9 +337,21 @@ Status StreamCall::Look(Nanos now, Nanos timeout, const std::map<int32_t, Status
   if (now - seen_at_ >= timeout) return TimeoutOf(timeout);
   if (now - seen_at_ < kLastData) return Status::Ok();
   for (const auto& [process, status] : lost) {
-    if (Needs(static_cast<ProcessId>(process), begun)) return status;
+    if (Needs(static_cast<ProcessId>(process))) return status;
   }
   return Status::Ok();
+}
+
+Status StreamCall::OutsideOf(uint64_t message) const {
+  const uint64_t ranks = options_.comm->members.size();
+  const bool sends = message < ranks;
+  Status s = Status::Error(
+      StatusCode::kInvalidArgument,
+      std::string(sends ? "input_offsets and send_sizes" : "output_offsets and recv_sizes") +
+          " of rank " + std::to_string(message % ranks) + " are not within the rows of the " +
+          (sends ? "operand" : "output"));
+  s.op = options_.label;
+  return s;
 }
 
 Status StreamCall::TimeoutOf(Nanos timeout) const {
@@ -307,16 +359,15 @@ Status StreamCall::TimeoutOf(Nanos timeout) const {
   s.op = options_.label;
   s.comm_id = static_cast<int64_t>(options_.comm->id);
   s.elapsed = timeout;
-  const uint64_t begun = this->begun();
   s.detail = DeadlineText(timeout);
   std::vector<int64_t> owed;
   const Member* late = nullptr;
   for (uint32_t m = 0; m < options_.comm->members.size(); ++m) {
     const Member& member = options_.comm->members[m];
-    if (Awaits(m, begun)) {
+    if (pipes_->HasToReceive(m)) {
       if (owed.empty()) late = &member;  // who owes data is to blame first
       owed.push_back(member.device);
-    } else if (late == nullptr && Owes(m, begun)) {
+    } else if (late == nullptr && pipes_->HasToSend(m)) {
       late = &member;
     }
   }

@@ -55,6 +55,7 @@ class StreamCall final {
     DType dtype{};
     ReduceOp reduction{};
     uint64_t staging_bytes = 0;  // at most, for pieces that come in
+    bool ragged = false;         // sizes are data: the schedule is not looked at
   };
   // On a thread whose current device is the rank's. kUnsupported for what has no kernel.
   static Result<std::shared_ptr<StreamCall>> Open(Options options, const cuda::Device* device,
@@ -65,6 +66,18 @@ class StreamCall final {
 
   // The launches of one execution. Buffers stay until the stream has got past them.
   Status Enqueue(cuda::Stream stream, const std::byte* input, std::byte* output);
+  // Of a ragged exchange; vectors are memory of the device, with an entry for each member.
+  struct Ragged {
+    const int32_t* input_offsets = nullptr;
+    const int32_t* send_sizes = nullptr;
+    const int32_t* output_offsets = nullptr;
+    const int32_t* receive_sizes = nullptr;
+    uint64_t row_bytes = 0, input_rows = 0, output_rows = 0;
+    const std::byte* start = nullptr;  // what the result begins with; null: zeros if `fill`
+    bool fill = false;
+  };
+  Status EnqueueRagged(cuda::Stream stream, const std::byte* input, std::byte* output,
+                       const Ragged& ragged);
 
   // --- the watchdog ---
   // Executions that the stream has begun and ended.
@@ -112,14 +125,16 @@ class StreamCall final {
   StreamCall(Options options, const cuda::Device* device, proxy::Proxy* proxy);
   Status Prepare();
   void AddStage(uint32_t index, Tables* tables);
+  void AddRagged(Tables* tables);
   void AddLines(const std::vector<Transfer>& transfers, bool sends, uint32_t stage, Tables* tables);
   Status Upload(const Tables& tables);
+  Status Begin(std::byte* const* buffers, cuda::Stream stream) const;
+  Status RunLines(const Step& step, cuda::Stream stream) const;
   Status RunCopy(const Copy& copy, std::byte* const* buffers, cuda::Stream stream) const;
   Status RunFold(const Fold& fold, std::byte* const* buffers, cuda::Stream stream) const;
-  bool Needs(ProcessId process, uint64_t begun) const;
-  // Pieces that are still owed to that member, or by it, in executions begun.
-  bool Owes(uint32_t member, uint64_t begun) const;
-  bool Awaits(uint32_t member, uint64_t begun) const;
+  // Whether the kernel that runs waits for data of that process, or to send to it.
+  bool Needs(ProcessId process) const;
+  Status OutsideOf(uint64_t message) const;
   Status TimeoutOf(Nanos timeout) const;
 
   const Options options_;
@@ -129,18 +144,19 @@ class StreamCall final {
   std::unique_ptr<proxy::Proxy::Use> use_;
   std::optional<KernelTypes> types_;  // of reductions
   std::vector<Step> steps_;
-  std::vector<uint64_t> send_pieces_, receive_pieces_;  // of one execution, by member
   // On the device: tables, addresses, the last command, scratch.
   executor::DeviceMemory tables_, pinned_;
   const cuda::Place* places_ = nullptr;
   std::byte** addresses_ = nullptr;  // of messages, then of inputs
   uint64_t message_count_ = 0, address_count_ = 0;
-  const cuda::PipeMessage* messages_ = nullptr;
+  cuda::PipeMessage* messages_ = nullptr;
   cuda::PipeLine* lines_ = nullptr;
   const cuda::IssueQueue* last_ = nullptr;
   const int32_t* missing_ = nullptr;  // an index of no row
   std::byte* scratch_ = nullptr;
-  uint64_t* begun_ = nullptr;  // pinned
+  // Pinned.
+  uint64_t* begun_ = nullptr;
+  uint64_t* fault_ = nullptr;  // of ragged exchanges
 
   mutable std::mutex mutex_;  // guards all below
   uint64_t seen_begun_ = 0;

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -192,6 +194,72 @@ TEST(StreamCall, SitesOnSeveralStreams_InAnyOrder) {
   fleet.Shutdown();
 }
 
+// Sizes are data that only kernels see: other ones in each run, none for some.
+TEST(StreamCall, RaggedExchanges) {
+  Fleet fleet({2, 1}, WithFifos());
+  ASSERT_TRUE(fleet.Start());
+  Streams streams(&fleet);
+  constexpr int32_t kRows = 90, kRanks = 3;
+  constexpr uint64_t kRowBytes = 44;
+  const TestOp op = fleet.Compile(OpKind::kRaggedAllToAll, DType::kF32, ReduceOp::kNone,
+                                  {kRows, kRowBytes / 4}, 1);
+  std::mt19937 random(4);
+  for (int run = 0; run < 6; ++run) {
+    const auto inputs = RandomInputs(op, kRanks, 10 + run);
+    // How many rows go from one to the other; sums fit.
+    int32_t rows[kRanks][kRanks];
+    for (auto& of : rows) {
+      for (int32_t& n : of) n = static_cast<int32_t>(random() % 4 == 0 ? 0 : random() % 30);
+    }
+    struct Vectors {
+      int32_t input_offsets[kRanks], send_sizes[kRanks], output_offsets[kRanks],
+          receive_sizes[kRanks];
+    } vectors[kRanks];
+    std::vector<Vector> want(kRanks,
+                             Vector(op.bytes(), run % 2 == 0 ? std::byte{0x11} : std::byte{0}));
+    const Vector start(op.bytes(), std::byte{0x11});
+    for (int32_t me = 0; me < kRanks; ++me) {
+      int32_t out = 0, in = 0;
+      for (int32_t other = 0; other < kRanks; ++other) {
+        vectors[me].input_offsets[other] = out, vectors[me].output_offsets[other] = in;
+        out += vectors[me].send_sizes[other] = rows[me][other];
+        in += vectors[me].receive_sizes[other] = rows[other][me];
+      }
+    }
+    for (int32_t me = 0; me < kRanks; ++me) {
+      for (int32_t from = 0; from < kRanks; ++from) {
+        std::memcpy(want[me].data() + vectors[me].output_offsets[from] * kRowBytes,
+                    inputs[from].data() + vectors[from].input_offsets[me] * kRowBytes,
+                    rows[from][me] * kRowBytes);
+      }
+    }
+    auto buffers = BuffersOf(inputs);
+    for (size_t r = 0; r < kRanks; ++r) {
+      buffers[r].output.assign(op.bytes(), std::byte{0xdb});
+      StreamCall::Ragged ragged;
+      ragged.input_offsets = vectors[r].input_offsets;
+      ragged.send_sizes = vectors[r].send_sizes;
+      ragged.output_offsets = vectors[r].output_offsets;
+      ragged.receive_sizes = vectors[r].receive_sizes;
+      ragged.row_bytes = kRowBytes;
+      ragged.input_rows = ragged.output_rows = kRows;
+      ragged.start = run % 2 == 0 ? start.data() : nullptr;
+      ragged.fill = true;
+      const auto call = streams.Open(op, r);
+      ASSERT_TRUE(call.ok()) << call.status().ToString();
+      ASSERT_TRUE(call.value()
+                      ->EnqueueRagged(streams[r].stream(), buffers[r].input.data(),
+                                      buffers[r].output.data(), ragged)
+                      .ok());
+    }
+    for (size_t r = 0; r < kRanks; ++r) {
+      ASSERT_TRUE(streams[r].Wait().ok());
+      EXPECT_TRUE(buffers[r].output == want[r]) << "run " << run << ", rank " << r;
+    }
+  }
+  fleet.Shutdown();
+}
+
 // Until the watchdog has told, and with what.
 Status FailureOf(const std::shared_ptr<StreamCall>& call) {
   while (call->failure().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -243,6 +311,29 @@ TEST(StreamCall, RanksThatDisagree_GetAnErrorAndNoData) {
   }
   (void)fleet[0].Shutdown(Nanos(0));
   (void)fleet[1].Shutdown(Nanos(0));
+}
+
+TEST(StreamCall, RaggedRowsThatAreOutside_FailTheCommunicator) {
+  Fleet fleet({1}, WithFifos());
+  ASSERT_TRUE(fleet.Start());
+  Streams streams(&fleet);
+  const TestOp op =
+      fleet.Compile(OpKind::kRaggedAllToAll, DType::kF32, ReduceOp::kNone, {10, 1}, 1);
+  const auto call = streams.Open(op, 0).value();
+  const int32_t zero = 0, size = 5, far = 7;
+  Vector from(40), to(40, std::byte{0xdb});
+  StreamCall::Ragged ragged;
+  ragged.input_offsets = &zero, ragged.send_sizes = &size;
+  ragged.output_offsets = &far, ragged.receive_sizes = &size;
+  ragged.row_bytes = 4, ragged.input_rows = ragged.output_rows = 10;
+  ASSERT_TRUE(call->EnqueueRagged(streams[0].stream(), from.data(), to.data(), ragged).ok());
+  const Status status = FailureOf(call);
+  EXPECT_EQ(status.code, StatusCode::kInvalidArgument) << status.ToString();
+  EXPECT_NE(status.detail.find("output_offsets and recv_sizes of rank 0 are not within"),
+            std::string::npos)
+      << status.ToString();
+  EXPECT_TRUE(streams[0].Wait().ok());
+  EXPECT_TRUE(to == Vector(40, std::byte{0xdb}));
 }
 
 TEST(StreamCall, AProcessThatDies_IsNamedLongBeforeTheDeadline) {

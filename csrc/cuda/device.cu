@@ -41,6 +41,7 @@ const Device& CudaDevice() {
     d.fold_rows = &LaunchFoldRows;
     d.reduce = &LaunchReduce;
     d.resolve = &LaunchResolve;
+    d.ragged = &LaunchRagged;
     d.exchange = &LaunchExchange;
     d.issue = &LaunchIssue;
     d.send_rows = &LaunchSendRows;

@@ -14,6 +14,7 @@
 #include "csrc/cuda/exchange.h"
 #include "csrc/cuda/fold.h"
 #include "csrc/cuda/issue.h"
+#include "csrc/cuda/ragged.h"
 #include "csrc/cuda/reduce.h"
 #include "csrc/cuda/resolve.h"
 #include "csrc/cuda/rows.h"
@@ -31,6 +32,7 @@ struct Device {
   Status (*fold_rows)(const FoldRowsParams& params, Stream stream) = nullptr;
   Status (*reduce)(const ReduceParams& params, Stream stream) = nullptr;
   Status (*resolve)(const ResolveParams& params, Stream stream) = nullptr;
+  Status (*ragged)(const RaggedParams& params, Stream stream) = nullptr;
   Status (*exchange)(const ExchangeParams& params, Stream stream) = nullptr;
   Status (*issue)(const IssueParams& params, Stream stream) = nullptr;
   Status (*send_rows)(const SendRowsParams& params, Stream stream) = nullptr;

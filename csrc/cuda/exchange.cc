@@ -25,8 +25,8 @@ Status CheckParams(const ExchangeParams& p) {
   }
   if (p.line_count == 0) return Status::Ok();
   if (p.region == nullptr || p.counters == nullptr || p.abort == nullptr || p.state == nullptr ||
-      p.fault == nullptr || p.addresses == nullptr || p.messages == nullptr || p.lines == nullptr ||
-      p.fifo.slots == nullptr) {
+      p.progress == nullptr || p.fault == nullptr || p.addresses == nullptr ||
+      p.messages == nullptr || p.lines == nullptr || p.fifo.slots == nullptr) {
     return Refuse(kKernel, "region, FIFO, counters, state or messages without an address");
   }
   if (!Aligned(p.region, fifo::kGranuleBytes)) {

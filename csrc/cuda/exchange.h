@@ -79,10 +79,14 @@ struct PipeLine {
   uint64_t offset = 0;  // within it
 };
 
-// In pieces since the pipes were opened, zero at first; kept by the kernel. Each word is stored at
-// once, so that others may look how far it is.
+// In pieces since the pipes were opened, zero at first; kept by the kernel, and nobody else's.
 struct PipeState {
   uint64_t sent = 0, received = 0, credited = 0;
+};
+// For others who look how far it is: what it has done, and what it will have done when the exchange
+// is over. The kernel only writes these, each word at once.
+struct PipeProgress {
+  uint64_t sent = 0, send_goal = 0, received = 0, receive_goal = 0;
 };
 
 enum class ExchangeTrouble : uint64_t {
@@ -107,7 +111,8 @@ struct ExchangeParams {
   const uint64_t* counters = nullptr;
   const uint64_t* abort = nullptr;
   uint32_t data_channel = 0, credit_channel = 1;
-  PipeState* state = nullptr;  // by peer
+  PipeState* state = nullptr;        // by peer
+  PipeProgress* progress = nullptr;  // likewise; pinned
   ExchangeFault* fault = nullptr;
   // Where each message lies: memory that the kernel reads or writes.
   std::byte* const* addresses = nullptr;

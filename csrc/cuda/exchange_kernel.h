@@ -130,7 +130,7 @@ UCCL_HOST_DEVICE inline bool EndPiece(const ExchangeParams& p, PipeLine* line, u
     command.amount = 1;
   } else {
     // Release, system: whoever looks how far this is sees no more than is true.
-    memory.StoreReleaseSystem(&pipe.received, pipe.received + 1);
+    memory.StoreReleaseSystem(&p.progress[line->peer].received, ++pipe.received);
     const uint64_t owed = pipe.received - pipe.credited;
     push = owed >= (p.layout.slots + 1) / 2;
     if (push) pipe.credited = pipe.received;
@@ -143,7 +143,7 @@ UCCL_HOST_DEVICE inline bool EndPiece(const ExchangeParams& p, PipeLine* line, u
     NoteTrouble(p, ExchangeTrouble::kAborted, line->peer, {}, {});
     return false;
   }
-  if (line->sends != 0) memory.StoreReleaseSystem(&pipe.sent, pipe.sent + 1);
+  if (line->sends != 0) memory.StoreReleaseSystem(&p.progress[line->peer].sent, ++pipe.sent);
   line->offset += bytes;
   if (line->offset >= p.messages[line->first + line->next].bytes) {
     line->offset = 0;
@@ -172,12 +172,25 @@ UCCL_HOST_DEVICE bool TakeTurn(Group& group, const ExchangeParams& p) {
 
 }  // namespace internal
 
-// Lines of the group back to their beginnings; by its leader.
+// Lines of the group back to their beginnings, and what they will have done at their ends; by its
+// leader.
 template <class Group>
 UCCL_HOST_DEVICE void RewindLines(const Group& group, const ExchangeParams& p) {
+  const fifo::NativeMemory memory;
   for (uint32_t i = group.index(); i < p.line_count; i += group.count()) {
-    p.lines[i].next = 0;
-    p.lines[i].offset = 0;
+    PipeLine& line = p.lines[i];
+    line.next = 0;
+    line.offset = 0;
+    uint64_t pieces = 0;
+    for (uint32_t m = line.first; m < line.first + line.count; ++m)
+      pieces += p.layout.pieces(p.messages[m].bytes);
+    PipeProgress& progress = p.progress[line.peer];
+    const PipeState& pipe = p.state[line.peer];
+    if (line.sends != 0) {
+      memory.StoreReleaseSystem(&progress.send_goal, pipe.sent + pieces);
+    } else {
+      memory.StoreReleaseSystem(&progress.receive_goal, pipe.received + pieces);
+    }
   }
 }
 

@@ -38,6 +38,7 @@ class Loop final {
     abort = Take<uint64_t>(1);
     params.abort = abort;
     params.state = new (Take<PipeState>(1)) PipeState();
+    params.progress = new (Take<PipeProgress>(1)) PipeProgress();
     params.fault = new (Take<ExchangeFault>(1)) ExchangeFault();
     auto* const messages = Take<PipeMessage>(2 * sizes.size());
     auto* const lines = Take<PipeLine>(2);
@@ -126,6 +127,11 @@ TEST(Exchange, MessagesLongerThanTheirPipe_AgainAndAgain) {
         EXPECT_EQ(std::memcmp(loop.from[i], loop.to[i], sizes[i]), 0) << "message " << i;
     }
     EXPECT_EQ(loop.params.state->sent, loop.params.state->received);
+    const PipeProgress& progress = *loop.params.progress;
+    EXPECT_EQ(progress.sent, loop.params.state->sent);
+    EXPECT_EQ(progress.sent, progress.send_goal);
+    EXPECT_EQ(progress.received, progress.receive_goal);
+    EXPECT_EQ(progress.sent, progress.received);
     EXPECT_EQ(loop.params.state->sent, 2u * (1 + 1 + 1 + 2 + 11 + 1));
   }
 }

@@ -31,6 +31,11 @@ std::string Words(const cuda::PipeHeader& header) {
          " of operation " + std::to_string(header.tag.operation);
 }
 
+// Relaxed: it only tells how far the exchange is.
+uint64_t Look(const uint64_t& word) {
+  return std::atomic_ref(const_cast<uint64_t&>(word)).load(std::memory_order_relaxed);
+}
+
 }  // namespace
 
 Result<PipeLayout> MakePipeLayout(uint32_t ranks, uint64_t staging_bytes) {
@@ -135,22 +140,32 @@ Result<std::unique_ptr<Pipes>> Pipes::Open(proxy::Proxy* proxy, uint64_t key,
       MakePipeLayout(static_cast<uint32_t>(processes.size()), staging_bytes);
   if (!layout.ok()) return layout.status();
   std::unique_ptr<Pipes> pipes(new Pipes(proxy, layout.value(), device));
-  // The host looks how far the kernel is, so its state is in pinned memory as well.
-  const uint64_t bytes = sizeof(cuda::ExchangeFault) + processes.size() * sizeof(cuda::PipeState);
-  if (device == nullptr) {
-    pipes->kernel_memory_ =
-        std::shared_ptr<std::byte>(new std::byte[bytes](), std::default_delete<std::byte[]>());
-  } else {
-    Result<DeviceMemory> memory = AllocatePinned(*device, bytes);
-    if (!memory.ok()) return memory.status();
-    pipes->kernel_memory_ = std::move(memory.value());
-  }
-  pipes->fault_ = new (pipes->kernel_memory_.get()) cuda::ExchangeFault();
-  pipes->state_ = reinterpret_cast<cuda::PipeState*>(pipes->fault_ + 1);
+  if (Status status = pipes->MakeKernelMemory(); !status.ok()) return status;
   const Status status = pipes->OpenRegion(key, processes, rank, layout.value().region_bytes(),
                                           layout.value().counters(), &pipes->own_);
   if (!status.ok()) return status;
   return pipes;
+}
+
+// What the host looks at in pinned memory, the rest on the device.
+Status Pipes::MakeKernelMemory() {
+  const uint64_t shared = sizeof(cuda::ExchangeFault) + layout_.ranks * sizeof(*progress_);
+  const uint64_t own = layout_.ranks * sizeof(*state_);
+  const auto allocate = [&](bool on_device, uint64_t bytes) -> Result<DeviceMemory> {
+    if (device_ == nullptr)
+      return DeviceMemory(new std::byte[bytes](), std::default_delete<std::byte[]>());
+    return on_device ? AllocateOn(*device_, bytes) : AllocatePinned(*device_, bytes);
+  };
+  for (const bool on_device : {false, true}) {
+    auto memory = allocate(on_device, on_device ? own : shared);
+    if (!memory.ok()) return memory.status();
+    kernel_memory_.push_back(std::move(memory.value()));
+  }
+  // All zeros, as they begin.
+  fault_ = reinterpret_cast<cuda::ExchangeFault*>(kernel_memory_[0].get());
+  progress_ = reinterpret_cast<cuda::PipeProgress*>(fault_ + 1);
+  state_ = reinterpret_cast<cuda::PipeState*>(kernel_memory_[1].get());
+  return Status::Ok();
 }
 
 Result<SideRegion*> Pipes::Side(uint64_t name, uint64_t bytes, uint32_t num_counters) {
@@ -216,18 +231,16 @@ void Pipes::Announce(std::span<const uint64_t> to_send, std::span<const uint64_t
 bool Pipes::Needs(uint32_t peer) const {
   const Pipe& pipe = pipes_[peer];
   if (pipe.beside.load(std::memory_order_relaxed)) return true;
-  if (PiecesTo(peer) < pipe.send_goal.load(std::memory_order_relaxed)) return true;
+  if (Look(progress_[peer].sent) < pipe.send_goal.load(std::memory_order_relaxed)) return true;
   return !LandedBelow(peer, pipe.receive_goal.load(std::memory_order_relaxed));
 }
 
 bool Pipes::Awaits(uint32_t peer) const {
   if (pipes_[peer].beside.load(std::memory_order_relaxed)) return true;
-  return !LandedBelow(peer, pipes_[peer].awaited.load(std::memory_order_relaxed));
+  return !LandedBelow(peer, Look(progress_[peer].receive_goal));
 }
 
-bool Pipes::Owes(uint32_t peer) const {
-  return PiecesTo(peer) < pipes_[peer].owed.load(std::memory_order_relaxed);
-}
+bool Pipes::Owes(uint32_t peer) const { return HasToSend(peer); }
 
 // Whether all pieces below `goal` have.
 bool Pipes::LandedBelow(uint32_t peer, uint64_t goal) const {
@@ -238,17 +251,12 @@ bool Pipes::LandedBelow(uint32_t peer, uint64_t goal) const {
   return true;
 }
 
-namespace {
-
-// Relaxed: it only tells how far the exchange is.
-uint64_t Look(const uint64_t& word) {
-  return std::atomic_ref(const_cast<uint64_t&>(word)).load(std::memory_order_relaxed);
+bool Pipes::HasToSend(uint32_t peer) const {
+  return Look(progress_[peer].sent) < Look(progress_[peer].send_goal);
 }
-
-}  // namespace
-
-uint64_t Pipes::PiecesTo(uint32_t peer) const { return Look(state_[peer].sent); }
-uint64_t Pipes::PiecesFrom(uint32_t peer) const { return Look(state_[peer].received); }
+bool Pipes::HasToReceive(uint32_t peer) const {
+  return Look(progress_[peer].received) < Look(progress_[peer].receive_goal);
+}
 
 cuda::ExchangeParams Pipes::device_params() const {
   cuda::ExchangeParams p;
@@ -261,6 +269,7 @@ cuda::ExchangeParams Pipes::device_params() const {
   p.data_channel = kDataChannel;
   p.credit_channel = kCreditChannel;
   p.state = state_;
+  p.progress = progress_;
   p.fault = fault_;
   return p;
 }
@@ -281,7 +290,6 @@ void Pipes::MakeTables(std::span<const Outgoing> out, std::span<const Incoming> 
   const auto add = [&](std::byte* data, uint64_t bytes, const Tag& tag) {
     tables->addresses.push_back(data);
     tables->messages.push_back({bytes, tag});
-    return layout_.pieces(bytes);
   };
   const auto line = [&](uint32_t peer, bool sends, size_t count) {
     const auto first = static_cast<uint32_t>(tables->messages.size());
@@ -289,16 +297,12 @@ void Pipes::MakeTables(std::span<const Outgoing> out, std::span<const Incoming> 
   };
   for (const auto& [peer, messages] : sending) {
     line(peer, true, messages.size());
-    uint64_t pieces = PiecesTo(peer);
     for (const Outgoing* m : messages)  // what is sent is only read
-      pieces += add(const_cast<std::byte*>(m->data.data()), m->data.size(), m->tag);
-    pipes_[peer].owed.store(pieces, std::memory_order_relaxed);
+      add(const_cast<std::byte*>(m->data.data()), m->data.size(), m->tag);
   }
   for (const auto& [peer, messages] : receiving) {
     line(peer, false, messages.size());
-    uint64_t pieces = state_[peer].received;
-    for (const Incoming* m : messages) pieces += add(m->buffer.data(), m->buffer.size(), m->tag);
-    pipes_[peer].awaited.store(pieces, std::memory_order_relaxed);
+    for (const Incoming* m : messages) add(m->buffer.data(), m->buffer.size(), m->tag);
   }
   cuda::ExchangeParams& p = tables->params;
   p = device_params();
@@ -349,6 +353,7 @@ Status Pipes::Exchange(std::span<const Outgoing> out, std::span<const Incoming> 
   const proxy::Proxy::Use use(proxy_);
   if (own_.region->has_failed()) return own_.region->status();
   fifo::SoloGroup group;
+  cuda::RewindLines(group, tables.params);
   for (;;) {
     switch (cuda::internal::LookAt(tables.params, 0, 1)) {
       case cuda::internal::Turn::kOver:

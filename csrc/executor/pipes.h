@@ -130,9 +130,9 @@ class Pipes final {
   cuda::ExchangeParams device_params() const;
   // Why an exchange ended before its time; Ok where none did.
   Status Trouble() const;
-  // Pieces since the pipes were opened.
-  uint64_t PiecesTo(uint32_t peer) const;
-  uint64_t PiecesFrom(uint32_t peer) const;
+  // Whether the kernel that runs has still to send to that peer, or to receive from it.
+  bool HasToSend(uint32_t peer) const;
+  bool HasToReceive(uint32_t peer) const;
   uint64_t Counter(uint32_t counter) const { return own_.region->Read(counter); }
 
   const PipeLayout& layout() const { return layout_; }
@@ -143,12 +143,13 @@ class Pipes final {
   // In pieces. Written by the thread that exchanges, and read relaxed by others, who only want to
   // know how far it is.
   struct Pipe {
-    std::atomic<uint64_t> send_goal{0}, receive_goal{0}, awaited{0}, owed{0};
+    std::atomic<uint64_t> send_goal{0}, receive_goal{0};
     std::atomic<bool> beside{false};
   };
   Pipes(proxy::Proxy* proxy, const PipeLayout& layout, const cuda::Device* device);
   Status OpenRegion(uint64_t key, const std::vector<ProcessId>& processes, uint32_t rank,
                     uint64_t bytes, uint32_t counters, SideRegion* opened);
+  Status MakeKernelMemory();
   Status OpenOnDevice(proxy::RegionOptions options, uint64_t bytes, SideRegion* opened);
   bool LandedBelow(uint32_t peer, uint64_t goal) const;
   // What an exchange of these tables gets.
@@ -162,8 +163,9 @@ class Pipes final {
   SideRegion own_;
   std::vector<Pipe> pipes_;  // by peer
   // Of the kernel.
-  std::shared_ptr<std::byte> kernel_memory_;
-  cuda::PipeState* state_ = nullptr;  // by peer
+  std::vector<std::shared_ptr<std::byte>> kernel_memory_;
+  cuda::PipeState* state_ = nullptr;        // by peer
+  cuda::PipeProgress* progress_ = nullptr;  // likewise
   cuda::ExchangeFault* fault_ = nullptr;
   bool closed_ = false;
   std::mutex sides_mutex_;  // guards the map; what it holds belongs to the thread that exchanges

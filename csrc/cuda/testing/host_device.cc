@@ -100,6 +100,7 @@ const Device& HostDevice() {
     d.fold_rows = &Launch<FoldRowsParams>;
     d.reduce = &Launch<ReduceParams>;
     d.resolve = &Launch<ResolveParams>;
+    d.ragged = &Launch<RaggedParams>;
     d.exchange = &Launch<ExchangeParams>;
     d.issue = &Launch<IssueParams>;
     d.send_rows = &Launch<SendRowsParams>;

@@ -11,6 +11,7 @@
 #include "csrc/cuda/exchange_kernel.h"
 #include "csrc/cuda/fold_kernel.h"
 #include "csrc/cuda/issue_kernel.h"
+#include "csrc/cuda/ragged_kernel.h"
 #include "csrc/cuda/reduce_kernel.h"
 #include "csrc/cuda/resolve_kernel.h"
 #include "csrc/cuda/route_kernel.h"
@@ -110,6 +111,13 @@ class HostLauncher final : public Launcher {
     if (Status s = CheckParams(p); !s.ok()) return s;
     Threads([&](fifo::HostGroup& group) {
       if (group.index() == 0) Resolve(group, p);
+    });
+    return Status::Ok();
+  }
+  Status Run(const RaggedParams& p) override {
+    if (Status s = CheckParams(p); !s.ok()) return s;
+    Threads([&](fifo::HostGroup& group) {
+      if (group.index() == 0) Ragged(group, p);
     });
     return Status::Ok();
   }
