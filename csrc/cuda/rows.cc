@@ -22,6 +22,7 @@ Status CheckParams(const MoveRowsParams& p) {
     return Refuse(kKernel, std::to_string(p.moves) + " rows of " + std::to_string(p.channels) +
                                " channels: at most 2^40 of either");
   }
+  if (p.repeat == 0) return Refuse(kKernel, "sources repeated no times");
   if (p.moves == 0 || p.channels == 0) return Status::Ok();
   const uint64_t wide = WideRowBytes(p), narrow = Fp8RowBytes(p.channels);
   const uint64_t from_bytes = from_fp8 ? narrow : wide, to_bytes = ToRowBytes(p);

@@ -29,9 +29,10 @@ enum class RowCast : uint8_t {
 // No entry was outside.
 inline constexpr uint64_t kNoFault = ~uint64_t{0};
 
-// For n in [0, moves): to[to_index[n]] = cast(from[from_index[n]]); without an index, n itself. A
-// negative entry of either index moves nothing; with `fill_missing`, a negative from_index[n]
-// writes a row of zero bytes. Two moves must not have one target. Buffers must not overlap.
+// For n in [0, moves): to[to_index[n]] = cast(from[from_index[n / repeat]]); without an index, n or
+// n / repeat itself. A negative entry of either index moves nothing; with `fill_missing`, a
+// negative one of from_index writes a row of zero bytes. Two moves must not have one target.
+// Buffers must not overlap.
 struct MoveRowsParams {
   const std::byte* from = nullptr;
   const int32_t* from_index = nullptr;
@@ -40,6 +41,7 @@ struct MoveRowsParams {
   const int32_t* to_index = nullptr;
   uint64_t to_rows = 0, to_stride = 0;
   uint64_t moves = 0;
+  uint32_t repeat = 1;             // targets of each source, one after the other
   uint64_t channels = 0;           // of a row; with RowCast::kNone elements of `element`
   Element element = Element::kU8;  // of the side that is not fp8: kF16, kBF16 or kF32 for casts
   RowCast cast = RowCast::kNone;

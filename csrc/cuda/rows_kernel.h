@@ -98,7 +98,7 @@ UCCL_HOST_DEVICE void MoveRows(Group& group, const MoveRowsParams& p) {
     const uint64_t last = first + kRowSegment < units ? first + kRowSegment : units;
     uint64_t source = 0, target = 0;
     bool outside = false;
-    const bool given = internal::RowOf(p.from_index, n, p.from_rows, &source, &outside);
+    const bool given = internal::RowOf(p.from_index, n / p.repeat, p.from_rows, &source, &outside);
     const bool wanted = internal::RowOf(p.to_index, n, p.to_rows, &target, &outside);
     if (outside && p.fault != nullptr && group.IsLeader()) AtomicMin(p.fault, n);
     if (!wanted) continue;

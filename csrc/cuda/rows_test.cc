@@ -92,7 +92,7 @@ void NaiveFromFp8(const MoveRowsParams& p, const std::byte* from, std::byte* to)
 uint64_t NaiveMoveRows(const MoveRowsParams& p, const std::byte* from, Bytes* to) {
   uint64_t fault = kNoFault;
   for (uint64_t n = 0; n < p.moves; ++n) {
-    int64_t source = p.from_index ? p.from_index[n] : static_cast<int64_t>(n);
+    int64_t source = p.from_index ? p.from_index[n / p.repeat] : static_cast<int64_t>(n / p.repeat);
     int64_t target = p.to_index ? p.to_index[n] : static_cast<int64_t>(n);
     for (auto [row, rows] : {std::pair{&source, p.from_rows}, {&target, p.to_rows}}) {
       if (*row < static_cast<int64_t>(rows)) continue;
@@ -152,6 +152,7 @@ void Check(Launcher* launcher, const Case& c, std::mt19937* rng) {
   MoveRowsParams p;
   p.element = c.element, p.cast = c.cast, p.channels = c.channels, p.moves = moves;
   p.from_rows = from_rows, p.to_rows = to_rows, p.fill_missing = (*rng)() % 2 == 0;
+  p.repeat = 1 + (*rng)() % 3;
   const bool from_fp8 = c.cast == RowCast::kFromFp8;
   p.from_stride = (from_fp8 ? Fp8RowBytes(c.channels) : WideRowBytes(p)) + c.padding;
   p.to_stride = ToRowBytes(p) + c.padding;
@@ -340,6 +341,7 @@ TEST(MoveRows, RefusesWhatNoKernelCanDo) {
   refused([](auto* p) { p->from = nullptr; }, "without an address");
   refused([&](auto* p) { p->from = memory + 1; }, "aligned");
   refused([](auto* p) { p->from_stride = 17; }, "aligned");
+  refused([](auto* p) { p->repeat = 0; }, "repeated no times");
   refused([](auto* p) { p->moves = uint64_t{1} << 41; }, "at most 2^40");
 }
 
