@@ -85,10 +85,10 @@ Status RankProgram::RunStage(executor::Pipes* pipes, uint64_t number, uint32_t i
   const Stage& stage = schedule_->stages[index];
   std::vector<executor::Outgoing> out;
   for (const Transfer& t : stage.sends)
-    out.push_back({t.to, {number, index, t.part}, From(t.slice)});
+    out.push_back(executor::Send(t.to, {number, index, t.part}, From(t.slice)));
   std::vector<executor::Incoming> in;
   for (const Transfer& t : stage.receives)
-    in.push_back({t.from, {number, index, t.part}, To(t.slice)});
+    in.push_back(executor::Receive(t.from, {number, index, t.part}, To(t.slice)));
   for (const Copy& c : stage.copies) {
     const Status status = c.from.kind == BufferKind::kZero
                               ? executor::ZeroOnHost(To(c.to))

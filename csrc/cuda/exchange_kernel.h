@@ -72,11 +72,12 @@ struct CanGoOn {
   }
 };
 
-// What all threads of a group do together.
+// The bytes [offset, offset + bytes) of a message, and their place in a slot: what is to be packed
+// there or unpacked from there.
 struct PieceJob {
-  const std::byte* from = nullptr;
-  std::byte* to = nullptr;
-  uint64_t bytes = 0;
+  uint32_t message = 0;
+  uint64_t offset = 0, bytes = 0;
+  std::byte* payload = nullptr;
   Turn turn = Turn::kWait;
 };
 
@@ -88,18 +89,18 @@ UCCL_HOST_DEVICE inline PieceJob BeginPiece(const ExchangeParams& p, const PipeL
   const PipeMessage& message = p.messages[index];
   const PipeState& pipe = p.state[line.peer];
   const uint64_t left = message.bytes - line.offset;
+  job.message = index;
+  job.offset = line.offset;
   job.bytes = left < p.layout.piece_bytes ? left : p.layout.piece_bytes;
   job.turn = Turn::kWork;
-  std::byte* const data = p.addresses[index] + line.offset;
   const PipeHeader wanted{message.bytes, message.tag, 0};
   if (line.sends != 0) {
     std::byte* const slot = p.region + p.layout.outbox(line.peer, pipe.sent);
     *reinterpret_cast<PipeHeader*>(slot) = wanted;
-    job.from = data;
-    job.to = slot + PipeLayout::kHeaderBytes;
+    job.payload = slot + PipeLayout::kHeaderBytes;
     return job;
   }
-  const std::byte* const slot = p.region + p.layout.inbox(line.peer, pipe.received);
+  std::byte* const slot = p.region + p.layout.inbox(line.peer, pipe.received);
   const PipeHeader got = *reinterpret_cast<const PipeHeader*>(slot);
   if (got.message_bytes != wanted.message_bytes || got.tag.operation != wanted.tag.operation ||
       got.tag.stage != wanted.tag.stage || got.tag.part != wanted.tag.part) {
@@ -107,8 +108,7 @@ UCCL_HOST_DEVICE inline PieceJob BeginPiece(const ExchangeParams& p, const PipeL
     job.turn = Turn::kTrouble;
     return job;
   }
-  job.from = slot + PipeLayout::kHeaderBytes;
-  job.to = data;
+  job.payload = slot + PipeLayout::kHeaderBytes;
   return job;
 }
 
@@ -161,7 +161,9 @@ UCCL_HOST_DEVICE bool TakeTurn(Group& group, const ExchangeParams& p) {
     job = group.Broadcast(job);
     if (job.turn == Turn::kTrouble) return false;
     if (job.turn != Turn::kWork) continue;
-    CopyBytes(group, job.from, job.to, job.bytes);
+    std::byte* const data = p.addresses[job.message] + job.offset;
+    const bool packs = p.lines[i].sends != 0;
+    CopyBytes(group, packs ? data : job.payload, packs ? job.payload : data, job.bytes);
     group.Sync();
     uint32_t go_on = 1;
     if (group.IsLeader() && !EndPiece(p, &p.lines[i], job.bytes)) go_on = 0;

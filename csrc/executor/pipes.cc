@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -36,7 +37,28 @@ uint64_t Look(const uint64_t& word) {
   return std::atomic_ref(const_cast<uint64_t&>(word)).load(std::memory_order_relaxed);
 }
 
+uint64_t SharedBytes(const PipeLayout& layout) {
+  return sizeof(cuda::ExchangeFault) + layout.ranks * sizeof(cuda::PipeProgress);
+}
+uint64_t OwnBytes(const PipeLayout& layout) { return layout.ranks * sizeof(cuda::PipeState); }
+
+DeviceMemory Zeros(uint64_t bytes) {
+  return DeviceMemory(new std::byte[bytes](), std::default_delete<std::byte[]>());
+}
+
 }  // namespace
+
+Outgoing Send(uint32_t peer, const Tag& tag, Bytes data) {
+  return {peer, tag, data.size(), [data](uint64_t offset, MutableBytes to) {
+            return CopyOnHost(to, data.subspan(offset, to.size()));
+          }};
+}
+
+Incoming Receive(uint32_t peer, const Tag& tag, MutableBytes buffer) {
+  return {peer, tag, buffer.size(), [buffer](uint64_t offset, Bytes from) {
+            return CopyOnHost(buffer.subspan(offset, from.size()), from);
+          }};
+}
 
 Result<PipeLayout> MakePipeLayout(uint32_t ranks, uint64_t staging_bytes) {
   // What a write_count can say.
@@ -61,7 +83,17 @@ Result<PipeLayout> MakePipeLayout(uint32_t ranks, uint64_t staging_bytes) {
 Pipes::Pipes(proxy::Proxy* proxy, const PipeLayout& layout, const cuda::Device* device)
     : proxy_(proxy), layout_(layout), device_(device), pipes_(layout.ranks) {}
 
+Pipes::Pipes(const PipeLayout& layout, std::shared_ptr<proxy::Region> region,
+             const fifo::FifoView& fifo)
+    : Pipes(nullptr, layout, nullptr) {
+  own_.memory = region->memory().data();
+  own_.region = std::move(region);
+  own_.fifo = fifo;
+  SetKernelMemory(Zeros(SharedBytes(layout)), Zeros(OwnBytes(layout)));
+}
+
 Pipes::~Pipes() {
+  if (proxy_ == nullptr) return;
   Close();
   for (const auto& [name, side] : sides_) side->user.reset();  // it knows the memory
 }
@@ -147,24 +179,25 @@ Result<std::unique_ptr<Pipes>> Pipes::Open(proxy::Proxy* proxy, uint64_t key,
   return pipes;
 }
 
+// All zeros, as they begin. `shared` is what others look at.
+void Pipes::SetKernelMemory(DeviceMemory shared, DeviceMemory own) {
+  fault_ = reinterpret_cast<cuda::ExchangeFault*>(shared.get());
+  progress_ = reinterpret_cast<cuda::PipeProgress*>(fault_ + 1);
+  state_ = reinterpret_cast<cuda::PipeState*>(own.get());
+  kernel_memory_ = {std::move(shared), std::move(own)};
+}
+
 // What the host looks at in pinned memory, the rest on the device.
 Status Pipes::MakeKernelMemory() {
-  const uint64_t shared = sizeof(cuda::ExchangeFault) + layout_.ranks * sizeof(*progress_);
-  const uint64_t own = layout_.ranks * sizeof(*state_);
-  const auto allocate = [&](bool on_device, uint64_t bytes) -> Result<DeviceMemory> {
-    if (device_ == nullptr)
-      return DeviceMemory(new std::byte[bytes](), std::default_delete<std::byte[]>());
-    return on_device ? AllocateOn(*device_, bytes) : AllocatePinned(*device_, bytes);
-  };
-  for (const bool on_device : {false, true}) {
-    auto memory = allocate(on_device, on_device ? own : shared);
-    if (!memory.ok()) return memory.status();
-    kernel_memory_.push_back(std::move(memory.value()));
+  if (device_ == nullptr) {
+    SetKernelMemory(Zeros(SharedBytes(layout_)), Zeros(OwnBytes(layout_)));
+    return Status::Ok();
   }
-  // All zeros, as they begin.
-  fault_ = reinterpret_cast<cuda::ExchangeFault*>(kernel_memory_[0].get());
-  progress_ = reinterpret_cast<cuda::PipeProgress*>(fault_ + 1);
-  state_ = reinterpret_cast<cuda::PipeState*>(kernel_memory_[1].get());
+  auto shared = AllocatePinned(*device_, SharedBytes(layout_));
+  if (!shared.ok()) return shared.status();
+  auto own = AllocateOn(*device_, OwnBytes(layout_));
+  if (!own.ok()) return own.status();
+  SetKernelMemory(std::move(shared.value()), std::move(own.value()));
   return Status::Ok();
 }
 
@@ -275,10 +308,20 @@ cuda::ExchangeParams Pipes::device_params() const {
 }
 
 struct Pipes::Tables {
-  std::vector<std::byte*> addresses;
+  // By message; one of both.
+  std::vector<const Outgoing*> out;
+  std::vector<const Incoming*> in;
   std::vector<cuda::PipeMessage> messages;
   std::vector<cuda::PipeLine> lines;
   cuda::ExchangeParams params;
+
+  // Whether the next piece of a line that is not over could be packed; all can be unpacked.
+  bool CanPack(const cuda::PipeLine& line) const {
+    if (line.sends == 0) return true;
+    const Outgoing& message = *out[line.first + line.next];
+    const uint64_t piece = std::min(params.layout.piece_bytes, message.bytes - line.offset);
+    return !message.ready || message.ready() >= line.offset + piece;
+  }
 };
 
 void Pipes::MakeTables(std::span<const Outgoing> out, std::span<const Incoming> in,
@@ -287,8 +330,11 @@ void Pipes::MakeTables(std::span<const Outgoing> out, std::span<const Incoming> 
   std::map<uint32_t, std::vector<const Incoming*>> receiving;
   for (const Outgoing& message : out) sending[message.peer].push_back(&message);
   for (const Incoming& message : in) receiving[message.peer].push_back(&message);
-  const auto add = [&](std::byte* data, uint64_t bytes, const Tag& tag) {
-    tables->addresses.push_back(data);
+  const auto add = [&](const Outgoing* to, const Incoming* from) {
+    tables->out.push_back(to);
+    tables->in.push_back(from);
+    const auto [bytes, tag] =
+        to != nullptr ? std::pair(to->bytes, to->tag) : std::pair(from->bytes, from->tag);
     tables->messages.push_back({bytes, tag});
   };
   const auto line = [&](uint32_t peer, bool sends, size_t count) {
@@ -297,16 +343,14 @@ void Pipes::MakeTables(std::span<const Outgoing> out, std::span<const Incoming> 
   };
   for (const auto& [peer, messages] : sending) {
     line(peer, true, messages.size());
-    for (const Outgoing* m : messages)  // what is sent is only read
-      add(const_cast<std::byte*>(m->data.data()), m->data.size(), m->tag);
+    for (const Outgoing* m : messages) add(m, nullptr);
   }
   for (const auto& [peer, messages] : receiving) {
     line(peer, false, messages.size());
-    for (const Incoming* m : messages) add(m->buffer.data(), m->buffer.size(), m->tag);
+    for (const Incoming* m : messages) add(nullptr, m);
   }
   cuda::ExchangeParams& p = tables->params;
   p = device_params();
-  p.addresses = tables->addresses.data();
   p.messages = tables->messages.data();
   p.lines = tables->lines.data();
   p.line_count = static_cast<uint32_t>(tables->lines.size());
@@ -316,7 +360,8 @@ void Pipes::MakeTables(std::span<const Outgoing> out, std::span<const Incoming> 
 Status Pipes::WaitForAny(const Tables& tables) {
   std::vector<proxy::Region::Threshold> awaited;
   for (const cuda::PipeLine& line : tables.lines) {
-    if (line.next == line.count) continue;
+    // What cannot be packed yet waits for what is received.
+    if (line.next == line.count || !tables.CanPack(line)) continue;
     const cuda::PipeState& pipe = state_[line.peer];
     if (line.sends != 0) {
       awaited.push_back({layout_.credit(line.peer), pipe.sent - layout_.slots + 1});
@@ -324,6 +369,10 @@ Status Pipes::WaitForAny(const Tables& tables) {
       awaited.push_back(
           {layout_.landed(line.peer, pipe.received), layout_.landed_value(pipe.received)});
     }
+  }
+  if (awaited.empty()) {
+    return Status::Error(StatusCode::kInvalidArgument,
+                         "a message waits for what no other one of its exchange brings");
   }
   // Whoever watches deadlines fails the region.
   return own_.region->WaitAny(awaited, kNever);
@@ -345,28 +394,39 @@ Status Pipes::Trouble() const {
   return status;
 }
 
+// The next piece of a line, if it can go or has come.
+Status Pipes::MovePiece(const Tables& tables, cuda::PipeLine* line, bool* moved) {
+  namespace kernel = cuda::internal;
+  if (kernel::IsOver(*line) || !tables.CanPack(*line)) return Status::Ok();
+  const kernel::PieceJob job = kernel::BeginPiece(tables.params, *line);
+  if (job.turn == kernel::Turn::kTrouble) return Trouble();
+  if (job.turn != kernel::Turn::kWork) return Status::Ok();
+  *moved = true;
+  const MutableBytes payload(job.payload, job.bytes);
+  Status done = line->sends != 0 ? tables.out[job.message]->pack(job.offset, payload)
+                                 : tables.in[job.message]->unpack(job.offset, payload);
+  if (!done.ok()) return done;
+  return kernel::EndPiece(tables.params, line, job.bytes) ? Status::Ok() : Trouble();
+}
+
 Status Pipes::Exchange(std::span<const Outgoing> out, std::span<const Incoming> in) {
   Tables tables;
   MakeTables(out, in, &tables);
-  if (Status status = CheckParams(tables.params); !status.ok()) return status;
   // While commands may come, or somebody waits for what they bring about.
-  const proxy::Proxy::Use use(proxy_);
-  if (own_.region->has_failed()) return own_.region->status();
-  fifo::SoloGroup group;
-  cuda::RewindLines(group, tables.params);
+  std::optional<proxy::Proxy::Use> use;
+  if (proxy_ != nullptr) use.emplace(proxy_);
+  cuda::RewindLines(fifo::SoloGroup(), tables.params);
+  const auto over = [](const cuda::PipeLine& line) { return cuda::internal::IsOver(line); };
   for (;;) {
-    switch (cuda::internal::LookAt(tables.params, 0, 1)) {
-      case cuda::internal::Turn::kOver:
-        return Status::Ok();
-      case cuda::internal::Turn::kTrouble:
-        return Trouble();
-      case cuda::internal::Turn::kWork:
-        if (!cuda::internal::TakeTurn(group, tables.params)) return Trouble();
-        break;
-      case cuda::internal::Turn::kWait:
-        if (Status status = WaitForAny(tables); !status.ok()) return status;
-        break;
+    if (Status status = Trouble(); !status.ok()) return status;
+    bool moved = false;
+    for (cuda::PipeLine& line : tables.lines) {
+      if (Status status = MovePiece(tables, &line, &moved); !status.ok())
+        return own_.region->has_failed() ? own_.region->status() : status;
     }
+    if (std::ranges::all_of(tables.lines, over)) return Status::Ok();
+    if (moved) continue;
+    if (Status status = WaitForAny(tables); !status.ok()) return status;
   }
 }
 

@@ -2,8 +2,9 @@
 // a piece of a message into memory that the proxies may send from, pushes a command, and the
 // receiver's kernel waits for a counter and unpacks.
 //
-// The kernel is cuda/exchange.h. Here it runs on the thread that calls, and where it would have to
-// wait the thread sleeps.
+// The kernel is cuda/exchange.h, which copies messages that lie in memory. Here the thread that calls
+// does the same, step by step, of messages that are packed and unpacked as they say, and where the
+// kernel would have to wait the thread sleeps.
 //
 //   outbox of the sender, slot c % K --write_count--> inbox of the receiver, slot c % K
 //   receiver has unpacked half a pipe   --count-->    credit of the sender
@@ -24,7 +25,9 @@
 // No deadlock, if all ranks walk through the same sequence of exchanges (what is listed in one
 // Exchange is worked on at once): those who are in the earliest one of all have their peers there
 // or behind it, and whoever is behind it has sent them everything; among themselves they send and
-// unpack in turn, and nobody waits with a full inbox.
+// unpack in turn, and nobody waits with a full inbox. A message that is made of others of the same
+// Exchange (`Outgoing::ready`) holds back those behind it to the same peer, so all ranks list what
+// such messages are made of before them.
 //
 // Threads: one at a time calls Announce and Exchange; Fail and Needs anybody.
 #pragma once
@@ -32,6 +35,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -52,16 +56,26 @@ using PipeLayout = cuda::PipeLayout;
 // The operation of a tag is its number in the communicator.
 using Tag = cuda::PipeTag;
 
+// `pack` fills the bytes [offset, offset + to.size()) of the message, in ascending order. `ready`
+// says how many it could fill by now, where they come with other messages of the same Exchange;
+// null: all. It must reach `bytes` once all messages that the Exchange receives are unpacked.
 struct Outgoing {
   uint32_t peer = 0;
   Tag tag;
-  Bytes data;
+  uint64_t bytes = 0;
+  std::function<Status(uint64_t offset, MutableBytes to)> pack;
+  std::function<uint64_t()> ready = nullptr;
 };
+// `unpack` takes them.
 struct Incoming {
   uint32_t peer = 0;
   Tag tag;
-  MutableBytes buffer;
+  uint64_t bytes = 0;
+  std::function<Status(uint64_t offset, Bytes from)> unpack;
 };
+// Of and to memory, by the kernels of rows.h.
+Outgoing Send(uint32_t peer, const Tag& tag, Bytes data);
+Incoming Receive(uint32_t peer, const Tag& tag, MutableBytes buffer);
 
 // `staging_bytes`: for the pieces that come in. kUnsupported for too many ranks.
 Result<PipeLayout> MakePipeLayout(uint32_t ranks, uint64_t staging_bytes);
@@ -87,6 +101,10 @@ class Pipes final {
                                              const std::vector<ProcessId>& processes, uint32_t rank,
                                              uint64_t staging_bytes,
                                              const cuda::Device* device = nullptr);
+  // Over a region of at least the layout's bytes and counters and a FIFO that others serve, and
+  // that outlive this.
+  Pipes(const PipeLayout& layout, std::shared_ptr<proxy::Region> region,
+        const fifo::FifoView& fifo);
   ~Pipes();  // Close, and the memory goes
   Pipes(const Pipes&) = delete;
   Pipes& operator=(const Pipes&) = delete;
@@ -149,15 +167,17 @@ class Pipes final {
   Pipes(proxy::Proxy* proxy, const PipeLayout& layout, const cuda::Device* device);
   Status OpenRegion(uint64_t key, const std::vector<ProcessId>& processes, uint32_t rank,
                     uint64_t bytes, uint32_t counters, SideRegion* opened);
+  void SetKernelMemory(std::shared_ptr<std::byte> shared, std::shared_ptr<std::byte> own);
   Status MakeKernelMemory();
   Status OpenOnDevice(proxy::RegionOptions options, uint64_t bytes, SideRegion* opened);
   bool LandedBelow(uint32_t peer, uint64_t goal) const;
   // What an exchange of these tables gets.
   struct Tables;
   void MakeTables(std::span<const Outgoing> out, std::span<const Incoming> in, Tables* tables);
+  Status MovePiece(const Tables& tables, cuda::PipeLine* line, bool* moved);
   Status WaitForAny(const Tables& tables);
 
-  proxy::Proxy* const proxy_;
+  proxy::Proxy* const proxy_;  // null where others serve the FIFO
   const PipeLayout layout_;
   const cuda::Device* const device_;
   SideRegion own_;

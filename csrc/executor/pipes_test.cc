@@ -86,9 +86,9 @@ TEST(Pipes, MessagesOfAllSizes_InOrderAndInBothDirections) {
       for (uint32_t peer = 0; peer < ranks; ++peer) {
         for (uint32_t i = 0; i < sizes.size(); ++i) {
           sent.push_back(Contents(sizes[i], seed(me, peer, i)));
-          out.push_back({peer, {1, 2, i}, sent.back()});
+          out.push_back(Send(peer, {1, 2, i}, sent.back()));
           got.emplace_back(sizes[i]);
-          in.push_back({peer, {1, 2, i}, got.back()});
+          in.push_back(Receive(peer, {1, 2, i}, got.back()));
         }
       }
       const Status status = all[me].Exchange(out, in);
@@ -113,8 +113,8 @@ TEST(Pipes, ManyExchanges_OnesThatRunAhead) {
       const uint32_t to = (me + 1) % kRanks, from = (me + kRanks - 1) % kRanks;
       const auto want = Contents(n * 37 % 5000, n * kRanks + from);
       std::vector<std::byte> got(want.size());
-      const Outgoing out{to, {n, 0, 0}, mine};
-      const Incoming in{from, {n, 0, 0}, got};
+      const Outgoing out = Send(to, {n, 0, 0}, mine);
+      const Incoming in = Receive(from, {n, 0, 0}, got);
       // Sends first, and waits for what comes apart from it.
       Status status = all[me].Exchange({&out, 1}, {});
       if (status.ok()) status = all[me].Exchange({}, {&in, 1});
@@ -141,10 +141,10 @@ TEST(Pipes, WhatRanksDisagreeAbout_IsAnErrorAndNoData) {
     std::vector<std::byte> got(c.bytes, std::byte{0xdb});
     all.Run([&](uint32_t me) {
       if (me == 0) {
-        const Outgoing out{1, {4, 5, 6}, data};
+        const Outgoing out = Send(1, {4, 5, 6}, data);
         EXPECT_TRUE(all[0].Exchange({&out, 1}, {}).ok());
       } else {
-        const Incoming in{0, c.tag, got};
+        const Incoming in = Receive(0, c.tag, got);
         const Status status = all[1].Exchange({}, {&in, 1});
         EXPECT_EQ(status.code, StatusCode::kProtocol);
         EXPECT_NE(status.detail.find(c.words), std::string::npos) << status.detail;
@@ -168,12 +168,12 @@ TEST(Pipes, TellsWhatIsMissing_AndAFailureEndsTheWait) {
   EXPECT_FALSE(pipes.Needs(0));
   Status status;
   std::thread waits([&] {
-    const Outgoing out{1, {}, data};
-    const Incoming in{2, {}, got};
+    const Outgoing out = Send(1, {}, data);
+    const Incoming in = Receive(2, {}, got);
     status = pipes.Exchange({&out, 1}, {&in, 1});
   });
   while (!pipes.Owes(1) || !pipes.Awaits(2)) std::this_thread::yield();
-  const Outgoing out{0, {}, got};
+  const Outgoing out = Send(0, {}, got);
   EXPECT_TRUE(all[2].Exchange({&out, 1}, {}).ok());
   while (pipes.Awaits(2) || pipes.Needs(2)) std::this_thread::yield();
   EXPECT_TRUE(pipes.Owes(1));
@@ -182,9 +182,56 @@ TEST(Pipes, TellsWhatIsMissing_AndAFailureEndsTheWait) {
   waits.join();
   EXPECT_EQ(status.code, StatusCode::kPeerLost);
   // And so does every later one, while the others go on.
-  const Outgoing again{2, {}, got};
+  const Outgoing again = Send(2, {}, got);
   EXPECT_EQ(pipes.Exchange({&again, 1}, {}).code, StatusCode::kPeerLost);
   EXPECT_TRUE(all[1].Drain(std::chrono::seconds(60)).ok());
+}
+
+// Rank 0 -> 1 -> 2, through rank 1 in pieces, as far as they have come.
+TEST(Pipes, AMessageMadeOfAnother_FlowsAsThatOneComes) {
+  Ranks all(3);
+  const uint64_t lap = all[0].layout().piece_bytes * all[0].layout().slots;
+  const auto data = Contents(5 * lap + 3, 1);
+  std::vector<std::byte> between(data.size()), got(data.size());
+  uint64_t come = 0, left_at_first = 0;
+  all.Run([&](uint32_t me) {
+    Outgoing out = Send(me + 1, {}, me == 0 ? Bytes(data) : Bytes(between));
+    Incoming in = Receive(me - 1, {}, me == 1 ? between : got);
+    if (me == 1) {
+      in.unpack = [&, unpack = in.unpack](uint64_t offset, Bytes from) {
+        come = offset + from.size();
+        return unpack(offset, from);
+      };
+      out.ready = [&] { return come; };
+      out.pack = [&, pack = out.pack](uint64_t offset, MutableBytes to) {
+        if (offset == 0) left_at_first = come;
+        return pack(offset, to);
+      };
+    }
+    const Status status = all[me].Exchange({&out, me < 2 ? 1u : 0u}, {&in, me > 0 ? 1u : 0u});
+    EXPECT_TRUE(status.ok()) << status.ToString();
+  });
+  EXPECT_EQ(got, data);
+  EXPECT_GT(left_at_first, 0u);
+  EXPECT_LT(left_at_first, data.size()) << "nothing was sent on before all had come";
+  // One that nothing makes ready ends.
+  Outgoing never = Send(1, {}, got);
+  never.ready = [] { return uint64_t{0}; };
+  const Status status = all[0].Exchange({&never, 1}, {});
+  EXPECT_NE(status.detail.find("no other one of its exchange"), std::string::npos);
+}
+
+TEST(Pipes, ErrorsOfPackAndUnpack_EndTheExchange) {
+  Ranks all(2);
+  const Status broken = Status::Error(StatusCode::kInvalidArgument, "broken");
+  Outgoing out = Send(1, {}, {});
+  out.pack = [&](uint64_t, MutableBytes) { return broken; };
+  EXPECT_EQ(all[0].Exchange({&out, 1}, {}).detail, "broken");
+  const Outgoing good = Send(1, {}, {});
+  EXPECT_TRUE(all[1].Exchange({&good, 1}, {}).ok());
+  Incoming in = Receive(1, {}, {});
+  in.unpack = [&](uint64_t, Bytes) { return broken; };
+  EXPECT_EQ(all[1].Exchange({}, {&in, 1}).detail, "broken");
 }
 
 }  // namespace

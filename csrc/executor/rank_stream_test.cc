@@ -42,7 +42,7 @@ class TestProgram final : public Program {
     log_->Add("run " + std::to_string(number));
     if (kind_ == Kind::kFail) return Status::Error(StatusCode::kInvalidArgument, "bad");
     if (kind_ == Kind::kRun) return Status::Ok();
-    const Incoming in{0, {}, {}};
+    const Incoming in = Receive(0, {}, {});
     return pipes->Exchange({}, {&in, 1});
   }
 
@@ -114,8 +114,8 @@ TEST_F(RankStreamTest, FailFrom_LeavesWhatIsBeforeAlone) {
   // It needs the pipes, from its own rank to itself.
   class Sends final : public Program {
     Status Run(Pipes* pipes, uint64_t) override {
-      const Outgoing out{0, {}, {}};
-      const Incoming in{0, {}, {}};
+      const Outgoing out = Send(0, {}, {});
+      const Incoming in = Receive(0, {}, {});
       return pipes->Exchange({&out, 1}, {&in, 1});
     }
   };

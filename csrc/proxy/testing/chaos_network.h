@@ -58,6 +58,7 @@ class ChaosNetwork final {
   Region& region(size_t rank) { return *nodes_[rank]->region; }
   fifo::FifoView fifo(size_t rank) { return nodes_[rank]->fifo->view(); }
   std::byte* memory(size_t rank) { return nodes_[rank]->region->memory().data(); }
+  const std::shared_ptr<Region>& shared_region(size_t rank) { return nodes_[rank]->region; }
 
   // Commands that were taken and whose put has landed; equal once all is delivered.
   uint64_t taken() const { return taken_.load(); }
