@@ -8,14 +8,21 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
-from jax_uccl._src import cuda_module, ffi_targets
+import jax_uccl
+from jax_uccl import _uccl
+from jax_uccl._src import cuda_module, ffi_targets, partitioning
 from jax_uccl._src import jax_compat as compat
+from jax_uccl._src.errors import UnsupportedError
 from jax_uccl._src.moe import rows
 
 ROOT = Path(os.environ.get("UCCL_SOURCE_ROOT") or Path(__file__).absolute().parents[1])
@@ -34,11 +41,25 @@ class Prepare:
         return self.refuses
 
 
+class Device:
+    """A function of ctypes that returns an address."""
+
+    restype: Any = None
+
+    def __call__(self) -> int:
+        assert self.restype is ctypes.c_void_p
+        return TABLE
+
+
+TABLE = 4096
+
+
 class FakeLibrary:
     """What ctypes.CDLL gives for an object with these symbols; others raise AttributeError."""
 
     def __init__(self, *symbols: str, refuses: bytes | None = None) -> None:
         self.UcclCudaPrepare = Prepare(refuses)
+        self.UcclCudaDevice = Device()
         kind = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
         for symbol in symbols:
             setattr(self, symbol, kind(lambda frame: None))
@@ -52,9 +73,27 @@ def machine(monkeypatch, tmp_path):
         opened: list[str] = []
         registered: list[tuple[str, str]] = []
         backends: set[str] = {"cpu"}
+        attached: list[tuple[int, list[int]]] = []
+        attach_refuses: str | None = None
         library: Any = FakeLibrary(*cuda_module._SYMBOLS.values())
 
+    class Client:
+        def process_index(self) -> int:
+            return 1
+
+    # Of process 1 with two devices, the later one first, and one of another process.
+    devices = [
+        SimpleNamespace(id=7, process_index=1, local_hardware_id=1),
+        SimpleNamespace(id=6, process_index=1, local_hardware_id=0),
+        SimpleNamespace(id=0, process_index=0, local_hardware_id=0),
+    ]
+
+    def attach(address: int, ids: list[int]) -> str | None:
+        machine.attached.append((address, ids))
+        return machine.attach_refuses
+
     machine = Machine()
+    machine.attached = []
     machine.opened, machine.registered, machine.backends = [], [], {"cpu"}
 
     def open_library(path: str) -> Any:
@@ -75,8 +114,14 @@ def machine(monkeypatch, tmp_path):
         lambda name, fn, platform: machine.registered.append((name, platform)),
     )
     monkeypatch.setattr(
-        compat, "backend_devices", lambda name: (None, []) if name in machine.backends else None
+        compat,
+        "backend_devices",
+        lambda name: (Client(), devices) if name in machine.backends else None,
     )
+    stub = SimpleNamespace(
+        attach_device=attach, stream_registrations=cuda_module._uccl.stream_registrations
+    )
+    monkeypatch.setattr(cuda_module, "_uccl", stub)
     return machine
 
 
@@ -90,9 +135,11 @@ def test_with_one_it_is_opened_once_and_registered_for_cuda(machine) -> None:
     machine.backends.add("cuda")
     assert cuda_module.available() and cuda_module.available()
     assert machine.opened == [str(cuda_module._FILE)]
-    assert set(machine.registered) == {
-        (ffi_targets.target(kind), "CUDA") for kind in ("take_rows", "fold_rows")
-    }
+    kinds = {"take_rows", "fold_rows", *partitioning.KINDS}
+    names = {ffi_targets.target(kind) for kind in kinds}
+    names |= {partitioning.auto_target(kind) for kind in partitioning.KINDS}
+    assert set(machine.registered) == {(name, "CUDA") for name in names}
+    assert machine.attached == [(TABLE, [6, 7])]  # by the ordinals of XLA
     assert cuda_module.status().startswith("in use")
 
 
@@ -119,6 +166,56 @@ def test_what_cannot_be_used_is_told_once(machine, library) -> None:
     assert not cuda_module.available()
     assert len(told) == 1 and len(machine.opened) == 1 and machine.registered == []
     assert cuda_module.status().startswith("unusable: ")
+
+
+def test_an_object_of_another_build_is_refused(machine) -> None:
+    machine.backends.add("cuda")
+    machine.attach_refuses = "of another build"
+    with pytest.warns(RuntimeWarning, match="of another build"):
+        assert not cuda_module.available()
+    assert machine.registered == []
+
+
+def test_the_real_table_is_checked() -> None:
+    refused = _uccl.attach_device(0, [0])
+    assert refused is not None and "build them together" in refused
+
+
+def test_every_collective_has_handlers_for_streams() -> None:
+    stages = {"instantiate", "initialize", "execute"}
+    assert _uccl.stream_registrations().keys() == {
+        ffi_targets.target(kind) for kind in partitioning.KINDS
+    }
+    assert all(set(s) == stages for s in _uccl.stream_registrations().values())
+
+
+COLLECTIVES = {
+    "all_reduce": lambda x: jax_uccl.psum(x, "x"),
+    "all_gather": lambda x: jax_uccl.all_gather(x, "x"),
+    "all_to_all": lambda x: jax_uccl.all_to_all(x, "x", 0, 0, tiled=True),
+    "reduce_scatter": lambda x: jax_uccl.psum_scatter(x, "x", tiled=True),
+    "permute": lambda x: jax_uccl.ppermute(x, "x", [(0, 1)]),
+    "barrier": lambda x: jax_uccl.barrier(x, "x"),
+}
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES)
+def test_collectives_lower_for_cuda_where_the_kernels_are(machine, kind) -> None:
+    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+
+    def lowered(platform: str) -> str:
+        function = jax.shard_map(
+            COLLECTIVES[kind], mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False
+        )
+        traced = jax.jit(function).trace(jnp.ones((8, 3)))
+        return traced.lower(lowering_platforms=(platform,)).as_text()
+
+    with pytest.raises(UnsupportedError, match="no CUDA backend"):
+        lowered("cuda")
+    machine.backends.add("cuda")
+    text = lowered("cuda")
+    assert f"@{ffi_targets.target(kind)}" in text
+    assert text == lowered("cpu").replace("cpu", "cuda")  # the same attributes
 
 
 def test_rows_lower_to_the_handlers_where_they_are(machine) -> None:
@@ -155,5 +252,8 @@ def test_the_real_object_loads_without_a_gpu() -> None:
     if not cuda_module._FILE.exists():
         pytest.skip("this build has no _uccl_cuda.so")
     library = ctypes.CDLL(str(cuda_module._FILE))
-    for symbol in (*cuda_module._SYMBOLS.values(), "UcclCudaPrepare"):
+    for symbol in (*cuda_module._SYMBOLS.values(), "UcclCudaPrepare", "UcclCudaDevice"):
         assert getattr(library, symbol)
+    # Its table is of this build.
+    library.UcclCudaDevice.restype = ctypes.c_void_p
+    assert _uccl.attach_device(library.UcclCudaDevice(), []) is None

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "csrc/base/status.h"
+#include "csrc/cuda/device.h"
 #include "csrc/cuda/fold.h"
 #include "csrc/cuda/pinned.h"
 #include "csrc/cuda/rows.h"
@@ -165,6 +166,7 @@ const char* UcclCudaPrepare() {
   static const std::string fault = uccl::xla_ffi::Prepare();
   return fault.empty() ? nullptr : fault.c_str();
 }
+const void* UcclCudaDevice() { return &uccl::cuda::CudaDevice(); }
 XLA_FFI_Error* UcclCudaTakeRows(XLA_FFI_CallFrame* frame) {
   return uccl::xla_ffi::kTakeRows(frame);
 }

@@ -11,6 +11,8 @@ extern "C" {
 // Called once, before the handlers are registered, when the process has a CUDA context: makes what
 // they share. Null, or why it failed.
 UCCL_EXPORTED const char* UcclCudaPrepare();
+// The table of csrc/cuda/device.h, for the handlers of collectives, which are part of _uccl.
+UCCL_EXPORTED const void* UcclCudaDevice();
 // jax_uccl_take_rows, jax_uccl_fold_rows: csrc/cuda/rows.h and fold.h, the same results as on CPU.
 UCCL_EXPORTED XLA_FFI_Error* UcclCudaTakeRows(XLA_FFI_CallFrame* frame);
 UCCL_EXPORTED XLA_FFI_Error* UcclCudaFoldRows(XLA_FFI_CallFrame* frame);

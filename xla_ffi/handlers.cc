@@ -116,50 +116,6 @@ void CopyUnlessSame(const ffi::AnyBuffer& from, const ffi::AnyBuffer& to) {
     CopyBytes(to.untyped_data(), from.untyped_data(), from.size_bytes());
 }
 
-// The attributes of the custom call (jax_uccl/_src/lowering.py).
-ffi::ErrorOr<std::unique_ptr<SiteState>> Instantiate(
-    int64_t site, int64_t position, std::string_view label, std::string_view module,
-    std::string_view kind, int64_t group_size, ffi::Span<const int64_t> groups,
-    ffi::Span<const int64_t> devices, ffi::Span<const int64_t> processes, int64_t ordered,
-    std::string_view reduction, int64_t any_order, ffi::Span<const int64_t> permutation,
-    int64_t root, int64_t fill) {
-  coll::CallSiteSpec spec;
-  spec.site = site;
-  spec.position = position;
-  spec.label = std::string(label);
-  spec.module = std::string(module);
-  spec.group_size = group_size;
-  spec.groups = ToVector(groups);
-  spec.devices = ToVector(devices);
-  spec.processes = ToVector(processes);
-  spec.ordered = ordered != 0;
-  spec.any_order = any_order != 0;
-  spec.permutation = ToVector(permutation);
-  spec.root = root;
-  spec.fill = fill != 0;
-  const auto parsed = coll::ParseOpKind(kind);
-  if (!parsed) {
-    return ffi::Unexpected(ToError(Invalid(spec.label, StatusCode::kInvalidArgument,
-                                           "unknown operation `" + std::string(kind) + "`")));
-  }
-  spec.kind = *parsed;
-  if (Reduces(spec.kind)) {
-    const auto op = coll::ParseReduceOp(reduction);
-    if (!op) {
-      return ffi::Unexpected(ToError(Invalid(
-          spec.label, StatusCode::kInvalidArgument,
-          "unknown reduction `" + std::string(reduction) + "`; use sum, max, min, prod, and, or")));
-    }
-    spec.reduction = *op;
-  }
-  auto made = coll::CallSite::Make(std::move(spec), &coll::TheRuntime().instances(),
-                                   static_cast<uint64_t>(syscall(SYS_gettid)));
-  if (!made.ok()) return ffi::Unexpected(ToError(made.status()));
-  auto state = std::make_unique<SiteState>();
-  state->site = std::move(made.value());
-  return ffi::ErrorOr<std::unique_ptr<SiteState>>(std::move(state));
-}
-
 // Elements of a rank's result, given those of its operand.
 uint64_t ResultElements(const coll::CallSiteSpec& spec, uint64_t elements) {
   const auto n = static_cast<uint64_t>(spec.group_size);
@@ -168,9 +124,10 @@ uint64_t ResultElements(const coll::CallSiteSpec& spec, uint64_t elements) {
   return elements;
 }
 
-// What the operation needs of the buffers, or why it cannot take them.
-Status Check(const coll::CallSite& site, const ffi::AnyBuffer& x, const ffi::AnyBuffer& y,
-             coll::DType dtype) {
+}  // namespace
+
+Status CheckBuffers(const coll::CallSite& site, const ffi::AnyBuffer& x, const ffi::AnyBuffer& y,
+                    coll::DType dtype) {
   const coll::CallSiteSpec& spec = site.spec();
   if (dtype == coll::DType::kInvalid) {
     return Invalid(spec.label, StatusCode::kUnsupported,
@@ -203,6 +160,47 @@ Status Check(const coll::CallSite& site, const ffi::AnyBuffer& x, const ffi::Any
   }
   return Status::Ok();
 }
+
+Result<std::shared_ptr<coll::CallSite>> MakeSite(
+    int64_t site, int64_t position, std::string_view label, std::string_view module,
+    std::string_view kind, int64_t group_size, ffi::Span<const int64_t> groups,
+    ffi::Span<const int64_t> devices, ffi::Span<const int64_t> processes, int64_t ordered,
+    std::string_view reduction, int64_t any_order, ffi::Span<const int64_t> permutation,
+    int64_t root, int64_t fill) {
+  coll::CallSiteSpec spec;
+  spec.site = site;
+  spec.position = position;
+  spec.label = std::string(label);
+  spec.module = std::string(module);
+  spec.group_size = group_size;
+  spec.groups = ToVector(groups);
+  spec.devices = ToVector(devices);
+  spec.processes = ToVector(processes);
+  spec.ordered = ordered != 0;
+  spec.any_order = any_order != 0;
+  spec.permutation = ToVector(permutation);
+  spec.root = root;
+  spec.fill = fill != 0;
+  const auto parsed = coll::ParseOpKind(kind);
+  if (!parsed) {
+    return Invalid(spec.label, StatusCode::kInvalidArgument,
+                   "unknown operation `" + std::string(kind) + "`");
+  }
+  spec.kind = *parsed;
+  if (Reduces(spec.kind)) {
+    const auto op = coll::ParseReduceOp(reduction);
+    if (!op) {
+      return Invalid(
+          spec.label, StatusCode::kInvalidArgument,
+          "unknown reduction `" + std::string(reduction) + "`; use sum, max, min, prod, and, or");
+    }
+    spec.reduction = *op;
+  }
+  return coll::CallSite::Make(std::move(spec), &coll::TheRuntime().instances(),
+                              static_cast<uint64_t>(syscall(SYS_gettid)));
+}
+
+namespace {
 
 // Zeros in `y` where no slice of `call` lands.
 void ZeroTheRest(const coll::Call& call, const ffi::AnyBuffer& y) {
@@ -290,7 +288,7 @@ ffi::Future Execute(SiteState* state, int32_t device, ffi::RunId run, ffi::AnyBu
   call.dtype = ToDType(x.element_type());
   const coll::OpKind kind = state->site->spec().kind;
   AdviseHugePages(y->untyped_data(), y->size_bytes());
-  Status status = Check(*state->site, x, *y, call.dtype);
+  Status status = CheckBuffers(*state->site, x, *y, call.dtype);
   if (status.ok() && kind == coll::OpKind::kRaggedAllToAll)
     status = ReadRagged(*state->site, x, rest, *y, call.dtype, &call);
   if (!status.ok()) {
@@ -345,23 +343,7 @@ ffi::Error ReadPartition(ffi::RemainingArgs rest, coll::Call* call) {
 
 namespace {
 
-XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
-                       ffi::Ffi::BindInstantiate()
-                           .Attr<int64_t>("site")
-                           .Attr<int64_t>("position")
-                           .Attr<std::string_view>("label")
-                           .Attr<std::string_view>("module")
-                           .Attr<std::string_view>("kind")
-                           .Attr<int64_t>("group_size")
-                           .Attr<ffi::Span<const int64_t>>("groups")
-                           .Attr<ffi::Span<const int64_t>>("devices")
-                           .Attr<ffi::Span<const int64_t>>("processes")
-                           .Attr<int64_t>("ordered")
-                           .Attr<std::string_view>("reduction")
-                           .Attr<int64_t>("any_order")
-                           .Attr<ffi::Span<const int64_t>>("permutation")
-                           .Attr<int64_t>("root")
-                           .Attr<int64_t>("fill"));
+XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate<SiteState>(), BindSite());
 
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute, BindOperation());
 

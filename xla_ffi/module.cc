@@ -29,6 +29,7 @@
 #include "xla_ffi/moe_handlers.h"
 #include "xla_ffi/plan_bindings.h"
 #include "xla_ffi/sim_bindings.h"
+#include "xla_ffi/stream_handlers.h"
 
 namespace nb = nanobind;
 
@@ -50,6 +51,26 @@ Nanos FromSeconds(double seconds) {
   constexpr double kYear = 365.0 * 24 * 3600;
   const double bounded = std::clamp(seconds, 0.0, kYear);
   return std::chrono::duration_cast<Nanos>(std::chrono::duration<double>(bounded));
+}
+
+// --- devices ---
+
+// `device` is the address that UcclCudaDevice gave.
+Line AttachDeviceTable(uint64_t device, std::vector<int64_t> ids) {
+  return ToLine(AttachDevice(reinterpret_cast<const cuda::Device*>(device), std::move(ids)));
+}
+
+nb::dict StreamRegistrations() {
+  const auto capsule = [](auto* fn) { return nb::capsule(reinterpret_cast<void*>(fn)); };
+  nb::dict all;
+  for (coll::OpKind kind : coll::OpKinds()) {
+    nb::dict stages;
+    stages["instantiate"] = capsule(&UcclStreamInstantiate);
+    stages["initialize"] = capsule(&UcclStreamInitialize);
+    stages["execute"] = capsule(&UcclStreamExecute);
+    all[nb::str(("jax_uccl_" + std::string(coll::OpKindName(kind))).c_str())] = stages;
+  }
+  return all;
 }
 
 // --- tables ---
@@ -365,6 +386,10 @@ NB_MODULE(_uccl, m) {
   m.doc() = "Native part of jax_uccl; use the functions of the package instead.";
   m.def("registrations", &Registrations,
         "{target: {stage: capsule}} for jax.ffi.register_ffi_target.");
+  m.def("stream_registrations", &StreamRegistrations,
+        "Likewise, of the operations on a stream of a device, which must be attached before.");
+  m.def("attach_device", &AttachDeviceTable, nb::arg("device"), nb::arg("ids"),
+        "Status line or None. The table of cuda/device.h, and jax.Device.ids by ordinal.");
   m.def("config_rows", &ConfigRowList, "The table of settings, one dict a row.");
   m.def("status_codes", &StatusCodeList, "[(enumerator, wire name, Python class, meaning)].");
   m.def("make_config", &MakeConfigDict, nb::arg("settings"), nb::arg("environment"),

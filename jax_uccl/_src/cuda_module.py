@@ -1,6 +1,7 @@
 """The native handlers for NVIDIA GPUs: found and opened when the first CUDA program is lowered, never before.
 
-They lie in a shared object of their own, `_uccl_cuda.so`, which only builds with JAX_UCCL_CUDA contain. A machine
+Kernels lie in a shared object of their own, `_uccl_cuda.so`, which only builds with JAX_UCCL_CUDA contain. It has
+handlers for rows; those of the collectives are part of `_uccl` and launch its kernels through a table. A machine
 without a GPU never opens it, and nothing here initialises a backend. Where a build has none, or it cannot be
 opened, operations with a meaning in plain JAX use that; `status()` says why.
 """
@@ -15,8 +16,9 @@ from typing import Any
 
 import jax
 
-from jax_uccl._src import ffi_targets
+from jax_uccl._src import ffi_targets, partitioning
 from jax_uccl._src import jax_compat as compat
+from jax_uccl._src.ffi_targets import _uccl
 
 _FILE = Path(__file__).resolve().parents[1] / "_uccl_cuda.so"
 # Operation kinds (ffi_targets.target) and their symbols in xla_ffi/cuda_handlers.h.
@@ -33,7 +35,8 @@ def available() -> bool:
     Only where JAX's CUDA backend exists already, as it does while a program for it is lowered.
     """
     global _library, _fault
-    if compat.backend_devices("cuda") is None:
+    found = compat.backend_devices("cuda")
+    if found is None:
         return False
     with _lock:
         if _library is not None:
@@ -47,6 +50,10 @@ def available() -> bool:
             refused = library.UcclCudaPrepare()
             if refused is not None:
                 raise OSError(refused.decode())
+            library.UcclCudaDevice.restype = ctypes.c_void_p
+            refused = _uccl.attach_device(library.UcclCudaDevice(), _ids_by_ordinal(*found))
+            if refused is not None:
+                raise OSError(refused)
         except (OSError, AttributeError) as error:
             _fault = str(error)
             warnings.warn(
@@ -59,8 +66,20 @@ def available() -> bool:
             jax.ffi.register_ffi_target(
                 ffi_targets.target(kind), jax.ffi.pycapsule(function), platform="CUDA"
             )
+        handlers = _uccl.stream_registrations()
+        for kind in partitioning.KINDS:
+            for name in (ffi_targets.target(kind), partitioning.auto_target(kind)):
+                jax.ffi.register_ffi_target(
+                    name, handlers[ffi_targets.target(kind)], platform="CUDA"
+                )
         _library = library
         return True
+
+
+def _ids_by_ordinal(client: Any, devices: list[Any]) -> list[int]:
+    """jax.Device.id of this process's devices by the ordinal that XLA hands to handlers."""
+    local = [d for d in devices if d.process_index == client.process_index()]
+    return [int(d.id) for d in sorted(local, key=lambda d: int(d.local_hardware_id))]
 
 
 def status() -> str:

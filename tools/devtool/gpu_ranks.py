@@ -2,8 +2,8 @@
 
     python -m jax_uccl.launch -n 4 tools/devtool/gpu_ranks.py cpu    # or cuda, where the handlers exist
 
-Every rank knows the operands of all, and compares what it holds. Rank 0 prints one line of JSON. On CUDA a program is
-called often enough to be replayed from a command buffer.
+Every rank knows the operands of all, and compares what it holds. Rank 0 prints one line of JSON. On CUDA, which takes
+JAX_UCCL_EXECUTOR=fifo, a program is called often enough to be replayed from a command buffer.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jax_uccl._src import axes, lowering
+from jax_uccl._src import axes, cuda_module, lowering
 from jax_uccl._src import jax_compat as compat
+from jax_uccl._src.errors import UnsupportedError
 from jax_uccl._src.ordering import comm_effect
 
 
@@ -20,8 +21,12 @@ def register(
     abstract_eval: Callable[..., Any],
     lower: Callable[..., Any],
     batch: Callable[..., Any],
+    cuda: bool = True,
 ) -> None:
-    """Installs the rules of a primitive that communicates; derivatives are the caller's."""
+    """Installs the rules of a primitive that communicates; derivatives are the caller's.
+
+    `cuda`: whether its custom call has a handler for streams.
+    """
 
     def impl(*args: Any, **params: Any) -> Any:
         # abstract_eval has raised for unbound names; nothing else evaluates the primitive op by op.
@@ -34,7 +39,18 @@ def register(
     compat.mlir.register_lowering(primitive, lowering.no_handler(api))
     # Not cacheable: a cached rule would emit one call site, with one ordinal, for several equations.
     compat.mlir.register_lowering(primitive, lower, platform="cpu", cacheable=False)
+    if cuda:
+        rule = partial(_lower_on_cuda, lower, api)
+        compat.mlir.register_lowering(primitive, rule, platform="cuda", cacheable=False)
     compat.define_batching(primitive, partial(batch, primitive))
+
+
+def _lower_on_cuda(lower: Any, api: str, ctx: Any, *operands: Any, **params: Any) -> Any:
+    if not cuda_module.available():
+        raise UnsupportedError(
+            f"jax_uccl.{api} for cuda needs the kernels of _uccl_cuda.so: {cuda_module.status()}"
+        )
+    return lower(ctx, *operands, **params)
 
 
 def check_operand(aval: Any, names: Sequence[Any], api: str) -> None:

@@ -149,5 +149,10 @@ for _primitive, _kind, _abstract in (
     (native_combine_p, "combine", _abstract_combine),
 ):
     define.register(
-        _primitive, "moe", abstract_eval=_abstract, lower=partial(_lower, _kind), batch=_batch
+        _primitive,
+        "moe",
+        abstract_eval=_abstract,
+        lower=partial(_lower, _kind),
+        batch=_batch,
+        cuda=False,
     )
