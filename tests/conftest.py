@@ -21,6 +21,17 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _moe_implementation():
+    """UCCL_TEST_MOE=native runs the tests of MoE with that implementation where they name none (docs/testing.md)."""
+    name = os.environ.get("UCCL_TEST_MOE")
+    if name is not None:
+        from jax_uccl._src.moe import registry
+
+        registry.find(name)
+        registry.DEFAULT = name
+
+
 @pytest.fixture
 def mesh_of():
     """make(shape, names, order=None): a mesh with automatic axes over the devices in `order`."""

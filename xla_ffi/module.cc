@@ -93,6 +93,8 @@ nb::dict Registrations() {
   };
   moe("jax_uccl_moe_dispatch", &UcclMoeDispatch);
   moe("jax_uccl_moe_combine", &UcclMoeCombine);
+  moe("jax_uccl_moe_exchange", &UcclMoeExchange);
+  moe("jax_uccl_moe_relay", &UcclMoeRelay);
   const auto local = [&](const char* target, auto* fn) {
     nb::dict stages;
     stages["execute"] = capsule(fn);

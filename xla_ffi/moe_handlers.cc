@@ -1,5 +1,5 @@
 // See moe_handlers.h. As there, a handler hands one rank's call to the runtime and returns a future
-// at once; the rank's stream runs it (csrc/moe/exchange_program.h).
+// at once; the rank's stream runs it (csrc/moe/exchange_program.h, throughput.h).
 #include "xla_ffi/moe_handlers.h"
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "csrc/base/huge_pages.h"
 #include "csrc/collectives/runtime.h"
 #include "csrc/moe/exchange_program.h"
+#include "csrc/moe/throughput.h"
 #include "xla_ffi/site_state.h"
 #include "xla_ffi/status.h"
 
@@ -55,7 +57,7 @@ Status ReadIndices(ffi::RemainingArgs rest, size_t first, uint64_t size,
 
 // x [tokens, ...], peers and places [tokens, width] -> [rows, ...].
 Status ReadDispatch(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi::AnyBuffer& y,
-                    moe::Dispatch* d) {
+                    ffi::RemainingRets, moe::Dispatch* d) {
   if (x.element_type() != y.element_type() || RowBytes(x) != RowBytes(y) || Rows(x) == 0) {
     return Invalid("operand and result must have rows, of one type and size");
   }
@@ -77,14 +79,15 @@ Status ReadDispatch(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi:
 bool ToElement(ffi::DataType type, cuda::Element* element) {
   if (type == ffi::DataType::F32) *element = cuda::Element::kF32;
   if (type == ffi::DataType::BF16) *element = cuda::Element::kBF16;
-  return type == ffi::DataType::F32 || type == ffi::DataType::BF16;
+  if (type == ffi::DataType::F16) *element = cuda::Element::kF16;
+  return type == ffi::DataType::F32 || type == ffi::DataType::BF16 || type == ffi::DataType::F16;
 }
 
 // y [rows, ...], rows, peers and slots [entries], table [tokens, width] -> [tokens, ...].
 Status ReadCombine(const ffi::AnyBuffer& y, ffi::RemainingArgs rest, const ffi::AnyBuffer& out,
-                   moe::Combine* c) {
+                   ffi::RemainingRets, moe::Combine* c) {
   if (!ToElement(y.element_type(), &c->element) || !ToElement(out.element_type(), &c->out_element))
-    return Invalid("rows must be float32 or bfloat16");
+    return Invalid("rows must be float32, bfloat16 or float16");
   if (Rows(y) == 0 || Rows(out) == 0) return Invalid("operand and result must have rows");
   c->channels = y.element_count() / Rows(y);
   if (c->channels * Rows(out) != out.element_count())
@@ -103,6 +106,68 @@ Status ReadCombine(const ffi::AnyBuffer& y, ffi::RemainingArgs rest, const ffi::
   c->table = places[0], c->tokens = Rows(out);
   c->width = static_cast<uint32_t>(table->element_count() / Rows(out));
   c->out = Data(out), c->out_stride = RowBytes(out);
+  return Status::Ok();
+}
+
+// int32 arguments from number `first` on, each of any size.
+template <size_t kCount>
+Status ReadArrays(ffi::RemainingArgs rest, size_t first,
+                  std::span<const int32_t> (&arrays)[kCount]) {
+  for (size_t i = 0; i < kCount; ++i) {
+    if (rest.size() <= first + i) return Invalid("too few arguments");
+    const auto buffer = rest.get<ffi::AnyBuffer>(first + i);
+    if (!buffer.has_value() || buffer->element_type() != ffi::DataType::S32)
+      return Invalid("argument " + std::to_string(first + i + 1) + " must be int32");
+    arrays[i] = {static_cast<const int32_t*>(buffer->untyped_data()), buffer->element_count()};
+  }
+  return Status::Ok();
+}
+
+// x [rows, ...], index [entries], send_counts, receive_counts [ranks], places [entries, width],
+// vacant [any] -> [rows, ...]. Without entries index and places mean all rows as they lie.
+Status ReadExchange(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi::AnyBuffer& y,
+                    ffi::RemainingRets, moe::RowExchange* e) {
+  if (x.element_type() != y.element_type() || RowBytes(x) != RowBytes(y) || Rows(x) == 0)
+    return Invalid("operand and result must have rows, of one type and size");
+  std::span<const int32_t> arrays[5];
+  if (Status s = ReadArrays(rest, 0, arrays); !s.ok()) return s;
+  const auto& [index, send_counts, receive_counts, places, vacant] = arrays;
+  e->row_bytes = RowBytes(x);
+  e->out = {Data(x), Rows(x), nullptr, Rows(x), send_counts};
+  if (!index.empty()) e->out.index = index.data(), e->out.entries = index.size();
+  e->in = {Data(y), Rows(y), nullptr, Rows(y), 1, receive_counts};
+  if (!places.empty()) {
+    const auto dims = rest.get<ffi::AnyBuffer>(3)->dimensions();
+    if (dims.size() != 2) return Invalid("places must be a table");
+    e->in.places = places.data();
+    e->in.entries = static_cast<uint64_t>(dims[0]), e->in.width = static_cast<uint32_t>(dims[1]);
+  }
+  e->vacant = vacant.data(), e->num_vacant = vacant.size();
+  return Status::Ok();
+}
+
+// Likewise with x and `index` those of the second leg, then hosts [ranks], gateways [ranks, hosts],
+// and of the first leg index [entries], send_counts, receive_counts [ranks] -> the relayed rows as
+// the third result.
+Status ReadRelay(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi::AnyBuffer& y,
+                 ffi::RemainingRets more, moe::RowExchange* e) {
+  if (Status s = ReadExchange(x, rest, y, more, e); !s.ok()) return s;
+  std::span<const int32_t> arrays[5];
+  if (Status s = ReadArrays(rest, 5, arrays); !s.ok()) return s;
+  const auto& [hosts, gateways, index, send_counts, receive_counts] = arrays;
+  if (more.size() < 2) return Invalid("needs a result for the relayed rows");
+  auto relayed = more.get<ffi::AnyBuffer>(1);
+  if (!relayed.has_value() || (*relayed)->element_type() != x.element_type() ||
+      RowBytes(**relayed) != e->row_bytes || hosts.empty()) {
+    return Invalid("relayed rows must be as the operand's");
+  }
+  moe::RelayRows relay;
+  relay.hosts = hosts, relay.gateways = gateways;
+  relay.num_hosts = static_cast<uint32_t>(gateways.size() / hosts.size());
+  relay.out = {Data(x), Rows(x), index.data(), index.size(), send_counts};
+  relay.in = {Data(**relayed), Rows(**relayed), nullptr, Rows(**relayed), 1, receive_counts};
+  e->out.rows = relay.in.rows, e->out.num_rows = relay.in.num_rows;
+  e->relay = relay;
   return Status::Ok();
 }
 
@@ -154,7 +219,7 @@ ffi::Future Execute(const Read& read, SiteState* state, int32_t device, ffi::Run
   };
   AdviseHugePages(y.untyped_data(), y.size_bytes());
   Params params;
-  Status status = read(x, rest, y, &params);
+  Status status = read(x, rest, y, more, &params);
   if (status.ok()) status = ReadWaited(more, state->site->spec().group_size, waited.get());
   if (!status.ok()) {
     status.op = state->site->spec().label;
@@ -189,8 +254,23 @@ ffi::Future CombineRows(SiteState* state, int32_t device, ffi::RunId run, ffi::A
                                                     more);
 }
 
+ffi::Future ExchangeRows(SiteState* state, int32_t device, ffi::RunId run, ffi::AnyBuffer x,
+                         ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> y,
+                         ffi::RemainingRets more) {
+  return Execute<moe::RowExchange, moe::ThroughputProgram>(ReadExchange, state, device, run, x,
+                                                           rest, *y, more);
+}
+ffi::Future RelayRows(SiteState* state, int32_t device, ffi::RunId run, ffi::AnyBuffer x,
+                      ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> y,
+                      ffi::RemainingRets more) {
+  return Execute<moe::RowExchange, moe::ThroughputProgram>(ReadRelay, state, device, run, x, rest,
+                                                           *y, more);
+}
+
 XLA_FFI_DEFINE_HANDLER(kDispatch, DispatchRows, BindOperation());
 XLA_FFI_DEFINE_HANDLER(kCombine, CombineRows, BindOperation());
+XLA_FFI_DEFINE_HANDLER(kExchange, ExchangeRows, BindOperation());
+XLA_FFI_DEFINE_HANDLER(kRelay, RelayRows, BindOperation());
 
 }  // namespace
 }  // namespace uccl::xla_ffi
@@ -198,4 +278,6 @@ XLA_FFI_DEFINE_HANDLER(kCombine, CombineRows, BindOperation());
 extern "C" {
 XLA_FFI_Error* UcclMoeDispatch(XLA_FFI_CallFrame* frame) { return uccl::xla_ffi::kDispatch(frame); }
 XLA_FFI_Error* UcclMoeCombine(XLA_FFI_CallFrame* frame) { return uccl::xla_ffi::kCombine(frame); }
+XLA_FFI_Error* UcclMoeExchange(XLA_FFI_CallFrame* frame) { return uccl::xla_ffi::kExchange(frame); }
+XLA_FFI_Error* UcclMoeRelay(XLA_FFI_CallFrame* frame) { return uccl::xla_ffi::kRelay(frame); }
 }

@@ -7,4 +7,6 @@
 extern "C" {
 XLA_FFI_Error* UcclMoeDispatch(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* UcclMoeCombine(XLA_FFI_CallFrame* frame);
+XLA_FFI_Error* UcclMoeExchange(XLA_FFI_CallFrame* frame);
+XLA_FFI_Error* UcclMoeRelay(XLA_FFI_CallFrame* frame);
 }

@@ -189,8 +189,8 @@ def emit_collective(
     if compat.has_automatic_axes(axis_context):
         _check_partial_auto(label, ordered)
         if _leaves_axes(ctx):
-            target = partitioning.auto_target(kind)
-            rule = partitioning.sharding_rule(kind, [v.type for v in operands], results)
+            target = partitioning.auto_target(handler or kind)
+            rule = partitioning.sharding_rule(handler or kind, [v.type for v in operands], results)
     outputs = compat.custom_call(
         target,
         result_types=results,

@@ -22,7 +22,8 @@ from jax_uccl._src.jax_partitioner import Tiles
 # operation itself does.
 Dims = tuple[int | None, ...]
 KINDS = (
-    "all_reduce all_to_all all_gather reduce_scatter permute broadcast barrier ragged_all_to_all"
+    "all_reduce all_to_all all_gather reduce_scatter permute broadcast barrier ragged_all_to_all "
+    "moe_exchange moe_relay moe_dispatch moe_combine"
 ).split()
 # Calls on one rank's data. An automatic axis that divides the width of rows divides these calls as well; the 8-bit
 # ones want whole rows, since a scale belongs to 128 channels, and numbering and checking look at everything.
@@ -72,6 +73,10 @@ def dims_of(
     elif kind in ("all_to_all", "ragged_all_to_all"):
         # The vectors of the ragged exchange have one dimension, which it runs along.
         ins, outs = [rows(r) for r in operands], [rows(r) for r in results]
+    elif kind.startswith("moe_"):
+        # Tables beside the rows, and times, which each device measures for itself.
+        ins = [rows(operands[0]), *map(whole, operands[1:])]
+        outs = [rows(results[0]), whole(results[1]), *map(rows, results[2:])]
     elif kind == "barrier":
         # Arrays that have nothing to do with each other.
         starts = [sum(operands[:i]) for i in range(len(operands))]

@@ -32,7 +32,8 @@ IDENTICAL = """
 
     def layer(x, idx, w, layout, mode, capacity, quantize):
         d = moe.dispatch(x, idx, w, num_experts=experts, axis_name="e", layout=layout, mode=mode,
-                         capacity=capacity, quantize=quantize, implementation="IMPLEMENTATION")
+                         capacity=capacity, quantize=quantize, implementation="IMPLEMENTATION",
+                         hosts=HOSTS if capacity else None)
         gate = d.weights if d.weights.ndim == 1 else d.weights.sum(-1)
         y = (jnp.sin(d.tokens.astype(np.float32)) * gate[:, None]).astype(x.dtype)
         return moe.combine(y, d.handle), d.tokens, d.experts, d.demand[None]
@@ -63,7 +64,9 @@ IDENTICAL = """
 
 
 def _digests(processes: int, per_process: int, implementation: str = "ragged") -> dict[str, str]:
-    script = IDENTICAL.replace("IMPLEMENTATION", implementation)
+    # By commands in two levels, once, which must not change anything.
+    hosts = "2" if implementation == "native" else "None"
+    script = IDENTICAL.replace("IMPLEMENTATION", implementation).replace("HOSTS", hosts)
     env = dict(JAX_UCCL_EXECUTOR="fifo" if implementation == "native" else "direct")
     results = mp.run_processes(script, processes, per_process, env=env, timeout=260, check=True)
     merged: dict[str, str] = {}
@@ -100,7 +103,7 @@ ALONE = """
 
     n = jax.device_count()
     mesh = Mesh(np.array(jax.devices()), ("e",))
-    options = dict(num_experts=n, axis_name="e", mode="low_latency", implementation="native")
+    options = dict(num_experts=n, axis_name="e", mode="MODE", implementation="native")
 
     def route(x, idx):
         return jax.tree.map(lambda a: a[None], moe.dispatch(x, idx, **options).handle)
@@ -133,19 +136,24 @@ ALONE = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("mode", "op"), [("low_latency", "moe.dispatch"), ("throughput", "moe.exchange")]
+)
+@pytest.mark.parametrize(
     ("leave", "name"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "PeerLostError"),
         ("signal.pause()", "PeerTimeoutError"),
     ],
 )
-def test_rows_that_never_come_are_an_error_that_says_whose(leave: str, name: str) -> None:
-    script = ALONE.replace("LEAVE", leave)
+def test_rows_that_never_come_are_an_error_that_says_whose(
+    leave: str, name: str, mode: str, op: str
+) -> None:
+    script = ALONE.replace("LEAVE", leave).replace("MODE", mode)
     env = dict(JAX_UCCL_EXECUTOR="fifo", JAX_UCCL_OP_TIMEOUT_MS="8000")
     results = mp.run_processes(script, 2, 2, env=env, timeout=150, end_on_failure=False)
     said = results[0].value
     assert said.startswith(name), said
-    assert 'op="moe.dispatch float32[2,3] axis=(e)"' in said and "process=1" in said
+    assert f'op="{op} float32[2,3] axis=(e)"' in said and "process=1" in said
 
 
 OVERFLOW = """

@@ -95,6 +95,7 @@ def combine_start(
         bias=biases,
         handle=handle,
         per_choice=per_choice,
+        dtype=y.dtype,
     )
 
 
@@ -116,11 +117,11 @@ def combine_done(pending: PendingCombine) -> Any:
         )
     handle, rows = pending.handle, pending.rows
     impl = registry.find(handle.spec.implementation)
-    wide = jnp.promote_types(rows.dtype, np.float32)
-    dtype = wide if pending.bias else rows.dtype
+    wide = jnp.promote_types(pending.dtype, np.float32)
+    dtype = wide if pending.bias else pending.dtype
     out = impl.combine_done(rows, handle, pending.per_choice, dtype)
     if pending.bias:
-        out = _add(out, pending.bias, handle).astype(rows.dtype)
+        out = _add(out, pending.bias, handle).astype(pending.dtype)
     return out if pending.weights is None else (out, pending.weights)
 
 

@@ -12,8 +12,8 @@ from jax import lax
 
 from jax_uccl._src import axes
 from jax_uccl._src.errors import UcclValueError
-from jax_uccl._src.moe import exchange, native, plan, registry, relay, routing, wire
 from jax_uccl._src.moe import hosts as hosts_of
+from jax_uccl._src.moe import native, plan, registry, relay, routing, wire
 from jax_uccl._src.moe import quantize as fp8
 from jax_uccl._src.moe.handle import Dispatched, Handle, PendingDispatch, Spec
 from jax_uccl._src.moe.require import require
@@ -87,15 +87,15 @@ def dispatch(
         by token index plus rank.
       rank_mask: bool [ranks], an array: ranks that are False neither send nor get rows. They still take part.
       stats: return `Stats`.
-      wait_times: return how long each source was waited for, as `wait_ns`. Needs implementation="native" and
-        mode="low_latency": collectives do not see when each source's rows arrive.
+      wait_times: return how long each source was waited for, as `wait_ns`. Needs implementation="native":
+        collectives do not see when each source's rows arrive.
       reduction: how gradients of `x` are added, see `combine`.
       hosts: which ranks share a host, for a dispatch in two levels: a token travels once to each host, and is
         forwarded there to its ranks. A number divides the ranks into so many equal blocks, a list names the host
         of each rank, 1 means one level. Default: as the setting `processes_per_host` has it, in throughput mode
         with top_k > 1. Results are the same to the bit.
-      implementation: "ragged" (default; CPU), "reference" (plain jax.lax, any backend), "native": in low-latency
-        mode rows travel by commands and proxies, which needs executor="fifo" on all processes; else as "ragged".
+      implementation: "ragged" (default; CPU), "reference" (plain jax.lax, any backend), "native": rows travel by
+        commands and proxies, which needs executor="fifo" on all processes.
 
     Returns:
       `Dispatched`. Gradients reach `x` and `topk_weights`.
@@ -299,7 +299,7 @@ def _check_wait_times(wait_times: bool, x: Any, spec: Spec) -> None:
     routing.refuse(
         wait_times and not native.serves(spec, x),
         "wait_times need the native implementation, which sees when each source's rows arrive: "
-        "implementation='native', mode='low_latency' and at least one token; stats=True gives the load",
+        "implementation='native' and at least one token; stats=True gives the load",
     )
 
 
@@ -470,8 +470,7 @@ def _move(rows: Any, handle: Handle, wait_times: bool) -> tuple[Any, Any]:
     """The result's rows, without a derivative, and how long each source was waited for (None if not wanted)."""
     if not wait_times:
         return registry.find(handle.spec.implementation).dispatch(rows, handle), None
-    copies, waited = native.dispatch(lax.stop_gradient(rows), handle)
-    return exchange.spread(copies, handle) if handle.spec.expert_major else copies, waited
+    return native.dispatch(lax.stop_gradient(rows), handle, False)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(3,))

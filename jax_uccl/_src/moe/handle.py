@@ -203,7 +203,8 @@ class Dispatched:
       scales: f32 [C, ceil(hidden / 128)] with `quantize` and `dequantize=False`; otherwise None.
       stats: `Stats` where asked for, otherwise None.
       wait_ns: uint32 [ranks] where asked for, otherwise None: nanoseconds from the start of this rank's wait for
-        rows until the last one of each source was there; 2^32 - 1 stands for more too.
+        rows until the last one of each source was there (in throughput mode from the start of the exchange until it
+        was in its place); 2^32 - 1 stands for more too.
       handle: for `combine`, and for further dispatches with the same routing.
     """
 
@@ -225,7 +226,7 @@ class Dispatched:
 class PendingDispatch:
     """A dispatch whose rows are on their way: between `dispatch_start` and `dispatch_done`."""
 
-    rows: Any  # as they arrive: [copy_rows, ...], or [ranks * tokens, ...] in low-latency mode
+    rows: Any  # as they arrive: [copy_rows, ...], or [ranks * tokens, ...] in low-latency mode over collectives
     result: Dispatched  # `tokens` and `scales` are still None
     hidden: tuple[int, ...] = dataclasses.field(metadata=dict(static=True))
     dtype: Any = dataclasses.field(metadata=dict(static=True))
@@ -237,8 +238,9 @@ class PendingDispatch:
 class PendingCombine:
     """A combine whose rows are on their way: between `combine_start` and `combine_done`."""
 
-    rows: Any  # as they arrive: [send_rows, ...], or [tokens * top_k, ...]
+    rows: Any  # as they arrive: [send_rows, ...], or [tokens * top_k, ...]; natively their sums, [tokens, ...]
     weights: Any
     bias: Any
     handle: Handle
     per_choice: bool = dataclasses.field(metadata=dict(static=True))
+    dtype: Any = dataclasses.field(metadata=dict(static=True))

@@ -1,4 +1,16 @@
-"""Rows through commands and proxies: dispatch and combine as one custom call each (csrc/moe/exchange_program.h).
+"""Rows through commands and proxies: dispatch and combine as one custom call each, on the rank's stream.
+
+Throughput (csrc/moe/throughput.h); the numbers of rows are known on both ends:
+
+    native_exchange_p: x [N, ...], index [M], send_counts, recv_counts [n], places [R, W], vacant [any]
+                       -> [rows, ...], waited
+        row x[index[m]] goes to the rank whose turn it is by `send_counts`; what comes, by source rank, becomes row
+        places[r, w] for each w. Empty `index` and `places` mean all rows as they lie. Rows in `vacant` are zeros
+    native_relay_p: the same, the index being that of the second of two levels, then hosts [n], gateways [n, H] and of
+                    the first level index, send_counts and recv_counts -> [rows, ...], waited, relayed
+
+Low latency (csrc/moe/exchange_program.h); nothing tells a rank beforehand how much comes, and copies leave as soon as
+this rank's own choices are known:
 
     native_dispatch_p: x [T, ...], peers, places [T, K] -> copies [rows, ...], waited
         the token of each entry goes to rank peers[t, j] as its copy number places[t, j] from this rank; copies lie by
@@ -7,9 +19,8 @@
         y[rows[m]] goes to slot slots[m] of rank peers[m]; row t is the ordered sum of the slots in table[t]
 
 An entry below 0 means nothing. `waited` [n] holds uint32 nanoseconds: from the start of the wait until the last row of
-each source. In low-latency mode nothing tells a rank beforehand how much comes: copies leave as soon
-as this rank's own choices are known. Neither has a derivative of its own; `ragged.py` has those of the whole. The
-process must run with executor=fifo.
+each source. None has a derivative of its own; `ragged.py` has those of the whole. The process must run with
+executor=fifo.
 """
 
 from __future__ import annotations
@@ -24,29 +35,80 @@ from jax_uccl._src import axes, lowering
 from jax_uccl._src import jax_compat as compat
 from jax_uccl._src.collectives import define
 from jax_uccl._src.collectives.vary import vary_alike
-from jax_uccl._src.errors import UnsupportedError
+from jax_uccl._src.moe import exchange
+from jax_uccl._src.moe import hosts as hosts_of
 from jax_uccl._src.moe.count_before import count_before
 from jax_uccl._src.moe.handle import Handle, Spec
 from jax_uccl._src.ordering import is_strict
 
 
 def serves(spec: Spec, x: Any, *dtypes: Any) -> bool:
-    """Whether the rows of `x` go this way; others, and those of throughput mode, by the collectives.
+    """Whether the rows of `x` go this way; others, which are few, go by the collectives.
 
-    `dtypes` are those that are added up, which must have a kernel.
+    `dtypes` are those that are added up, which in low-latency mode must have a kernel.
     """
-    floats = {np.dtype(np.float32), np.dtype(jnp.bfloat16)}
-    return (
-        spec.implementation == "native"
-        and spec.mode == "low_latency"
-        and 0 not in (*x.shape, spec.tokens, spec.copy_rows, spec.capacity)
-        and not lowering.is_packed(x.dtype)
-        and {np.dtype(d) for d in dtypes} <= floats
-    )
+    floats = {np.dtype(np.float32), np.dtype(jnp.bfloat16), np.dtype(np.float16)}
+    added = spec.mode == "throughput" or {np.dtype(d) for d in dtypes} <= floats
+    sizes = (*x.shape, spec.tokens, spec.copy_rows, spec.capacity)
+    return spec.implementation == "native" and 0 not in sizes and added
 
 
-def dispatch(x: Any, handle: Handle) -> tuple[Any, Any]:
-    """[T, ...] to [copy_rows, ...]: the copies, zeros behind the last; and how long each source was waited for."""
+def dispatch(x: Any, handle: Handle, copies: bool) -> tuple[Any, Any]:
+    """[T, ...] to the result's rows, or `copies`, zeros where nothing comes; and how long each source was waited for"""
+    spec = handle.spec
+    spread = spec.expert_major and not copies
+    if spec.mode == "low_latency":
+        rows, waited = _dispatch_at_once(x, handle)
+        return exchange.spread(rows, handle) if spread else rows, waited
+    if spread:
+        rows, places, empty = spec.capacity, handle.choice_rows, handle.row_choices < 0
+    else:
+        rows, places = spec.copy_rows, _all_rows(2)
+        empty = handle.recv_sources < 0
+    vacant = jnp.where(empty, jnp.arange(rows, dtype=np.int32), -1)
+    landing = [handle.recv_counts, places, vacant]
+    if not spec.two_level:
+        given = [handle.send_tokens, handle.send_counts, *landing]
+        return _exchange(native_exchange_p, x, given, handle, rows)
+    relay = handle.relay
+    given = [relay.onward_sources, relay.onward_counts, *landing]
+    given += [jnp.asarray(spec.hosts, np.int32), jnp.asarray(hosts_of.gateways(spec.hosts))]
+    given += [relay.hop_tokens, relay.hop_counts, relay.relay_counts]
+    return _exchange(native_relay_p, x, given, handle, rows)
+
+
+def combine(y: Any, handle: Handle, per_choice: bool, dtype: Any) -> Any:
+    """Expert-major rows (`per_choice`) or copies to [T, ...] of `dtype`."""
+    spec = handle.spec
+    if spec.mode == "low_latency":
+        return _combine_at_once(y, handle, per_choice, dtype)
+    if per_choice:
+        given = [handle.return_sources, handle.return_counts, handle.answer_counts]
+        rows = spec.tokens * spec.top_k
+    else:
+        given = [_all_rows(1), handle.recv_counts, handle.send_counts]
+        rows = spec.send_rows
+    # What nobody answers is not read either.
+    given += [_all_rows(2), _all_rows(1)]
+    answers, _ = _exchange(native_exchange_p, y, given, handle, rows)
+    return exchange.combine_done(answers, handle, per_choice, dtype)
+
+
+def _all_rows(rank: int) -> Any:
+    return jnp.zeros((0,) * rank, np.int32)
+
+
+def _exchange(primitive: Any, x: Any, given: list[Any], handle: Handle, rows: int) -> Any:
+    spec = handle.spec
+    params: dict[str, Any] = dict(axis_name=spec.axis_name, ordered=is_strict(), rows=rows)
+    if primitive is native_relay_p:
+        params |= dict(relay_rows=spec.relay_rows)
+    out, waited, *_ = primitive.bind(*vary_alike([x, *given], spec.axis_name), **params)
+    return out, waited
+
+
+def _dispatch_at_once(x: Any, handle: Handle) -> Any:
+    """The copies, zeros behind the last."""
     spec = handle.spec
     if spec.never_drops:  # from this rank's choices alone
         peers = jnp.where(handle.slots >= 0, handle.slots // spec.tokens, -1)
@@ -54,14 +116,12 @@ def dispatch(x: Any, handle: Handle) -> tuple[Any, Any]:
         peers = jnp.where(handle.send_rows >= 0, handle.topk_idx // spec.local_experts, -1)
     places = count_before(peers, spec.ranks, native=True)
     arrays = vary_alike([x, peers, places], spec.axis_name)
-    rows, waited = native_dispatch_p.bind(
+    return native_dispatch_p.bind(
         *arrays, axis_name=spec.axis_name, ordered=is_strict(), rows=spec.copy_rows
     )
-    return rows, waited
 
 
-def combine(y: Any, handle: Handle, per_choice: bool, dtype: Any) -> Any:
-    """Expert-major rows (`per_choice`) or copies to [T, ...] of `dtype`."""
+def _combine_at_once(y: Any, handle: Handle, per_choice: bool, dtype: Any) -> Any:
     spec = handle.spec
     there = handle.recv_sources[:, None] >= 0
     source = jnp.where(there, handle.recv_sources[:, None], 0)
@@ -90,23 +150,32 @@ def combine(y: Any, handle: Handle, per_choice: bool, dtype: Any) -> Any:
     return out
 
 
+native_exchange_p = compat.Primitive("uccl_moe_native_exchange")
+native_relay_p = compat.Primitive("uccl_moe_native_relay")
 native_dispatch_p = compat.Primitive("uccl_moe_native_dispatch")
 native_combine_p = compat.Primitive("uccl_moe_native_combine")
-native_dispatch_p.multiple_results = native_combine_p.multiple_results = True
 
 
-def _abstract_dispatch(x: Any, *indices: Any, axis_name: Any, ordered: bool, rows: int) -> Any:
+def _abstract_rows(
+    x: Any, *indices: Any, axis_name: Any, ordered: bool, rows: int, relay_rows: int | None = None
+) -> Any:
     for aval in (x, *indices):
         define.check_operand(aval, axis_name, "moe")
-    out = x.update(shape=(rows, *x.shape[1:]), weak_type=False)
-    return [out, _waited(x, axis_name)], define.effects(axis_name, ordered)
+    outs = [_with_rows(x, rows), _waited(x, axis_name)]
+    if relay_rows is not None:
+        outs.append(_with_rows(x, relay_rows))
+    return outs, define.effects(axis_name, ordered)
 
 
 def _abstract_combine(y: Any, *indices: Any, axis_name: Any, ordered: bool, dtype: Any) -> Any:
     for aval in (y, *indices):
         define.check_operand(aval, axis_name, "moe")
-    out = y.update(shape=(indices[-1].shape[0], *y.shape[1:]), dtype=dtype, weak_type=False)
+    out = _with_rows(y, indices[-1].shape[0]).update(dtype=dtype)
     return [out, _waited(y, axis_name)], define.effects(axis_name, ordered)
+
+
+def _with_rows(aval: Any, rows: int) -> Any:
+    return aval.update(shape=(rows, *aval.shape[1:]), weak_type=False)
 
 
 def _waited(aval: Any, names: Any) -> Any:
@@ -114,21 +183,21 @@ def _waited(aval: Any, names: Any) -> Any:
 
 
 def _lower(
-    kind: str, ctx: Any, *operands: Any, axis_name: Any, ordered: bool, **params: Any
+    kind: str, ctx: Any, x: Any, *indices: Any, axis_name: Any, ordered: bool, **params: Any
 ) -> Any:
-    out = ctx.avals_out[0]
-    if compat.has_automatic_axes(ctx.module_context.axis_context):
-        raise UnsupportedError(
-            "moe: implementation='native' inside a shard_map that leaves mesh axes automatic; map all axes "
-            "(drop axis_names=), or use implementation='ragged'"
-        )
+    # Values narrower than a byte travel as bytes.
+    source, out = lowering.to_bytes(x, ctx.avals_in[0].dtype), ctx.avals_out[0]
+    kinds = [compat.mlir.dtype_to_ir_type(a.dtype) for a in ctx.avals_out]
     results = [
-        lowering.tensor_type(a.shape, compat.mlir.dtype_to_ir_type(a.dtype)) for a in ctx.avals_out
+        lowering.tensor_type(
+            a.shape, source.type.element_type if lowering.is_packed(a.dtype) else element
+        )
+        for a, element in zip(ctx.avals_out, kinds, strict=True)
     ]
-    return lowering.emit_collective(
+    values = lowering.emit_collective(
         ctx,
         "ragged_all_to_all",
-        operands,
+        [source, *indices],
         results,
         op="moe." + kind,
         names=axis_name,
@@ -137,6 +206,10 @@ def _lower(
         params=(out.shape, out.dtype, *(a.shape for a in ctx.avals_in)),
         handler="moe_" + kind,
     )
+    return [
+        lowering.from_bytes(value, a.dtype, element)
+        for value, a, element in zip(values, ctx.avals_out, kinds, strict=True)
+    ]
 
 
 def _batch(primitive: Any, axis_data: Any, values: Any, dims: Any, **params: Any) -> Any:
@@ -145,9 +218,12 @@ def _batch(primitive: Any, axis_data: Any, values: Any, dims: Any, **params: Any
 
 
 for _primitive, _kind, _abstract in (
-    (native_dispatch_p, "dispatch", _abstract_dispatch),
+    (native_exchange_p, "exchange", _abstract_rows),
+    (native_relay_p, "relay", _abstract_rows),
+    (native_dispatch_p, "dispatch", _abstract_rows),
     (native_combine_p, "combine", _abstract_combine),
 ):
+    _primitive.multiple_results = True
     define.register(
         _primitive,
         "moe",

@@ -65,8 +65,7 @@ def _dispatch(
 ) -> Any:
     handle = jax.tree.unflatten(tree, leaves)
     if by_commands and native.serves(handle.spec, x):
-        rows, _ = native.dispatch(x, handle)
-        return rows if copies or not handle.spec.expert_major else exchange.spread(rows, handle)
+        return native.dispatch(x, handle, copies)[0]
     # Copies that are spread over the groups are read by index alone.
     rows = exchange.dispatch_start(x, handle, fill=copies or not handle.spec.expert_major)
     return exchange.dispatch_done(rows, handle, copies)

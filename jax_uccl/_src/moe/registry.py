@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+import numpy as np
+
 from jax_uccl._src.collectives.all_gather import all_gather
 from jax_uccl._src.errors import UcclValueError, UnsupportedError
 from jax_uccl._src.moe import _reference, exchange, ragged
@@ -62,12 +65,22 @@ _RAGGED = Implementation(
     two_levels=True,
 )
 
+# `ragged.dispatch` and `combine` look for it where they run. It brings and adds up rows in one go, so the first halves
+# are the whole, and the second ones what is local.
+_NATIVE = _RAGGED._replace(
+    dispatch_start=lambda x, handle: ragged.dispatch(x, handle, copies=True),
+    dispatch_done=_REFERENCE.dispatch_done,
+    combine_start=lambda y, handle, per_choice: ragged.combine(
+        y, handle, copies=not per_choice, dtype=jnp.promote_types(y.dtype, np.float32)
+    ),
+    combine_done=lambda rows, handle, per_choice, dtype: rows.astype(dtype),
+)
+
 # A string says what a named implementation lacks.
 _TABLE: dict[str, Implementation | str] = {
     "reference": _REFERENCE,
     "ragged": _RAGGED,
-    # `ragged.dispatch` and `combine` look for it where they run.
-    "native": _RAGGED,
+    "native": _NATIVE,
 }
 
 
