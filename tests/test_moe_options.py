@@ -227,6 +227,26 @@ def test_overflow_is_an_error_on_request(mode, mesh_of):
     np.testing.assert_array_equal(np.asarray(out)[:, 0], [1, 2, 2, 2, 2, 2])
 
 
+def test_no_tokens_at_all(mesh_of):
+    """Nothing travels, and the rows that alignment reserves are padding; with and without 8-bit tokens."""
+    ways = [dict(quantize=q, mode=m) for q in (None, "fp8") for m in ("throughput", "low_latency")]
+
+    def body(x, idx):
+        def loss(x, way):
+            how = dict(layout="expert_major", expert_alignment=4, num_experts=6, axis_name="e")
+            d = moe.dispatch(x, idx, **how, **way)
+            return moe.combine(d.tokens, d.handle).sum(), d.tokens
+
+        return [jax.grad(loss, has_aux=True)(x, way) for way in ways]
+
+    mapped = jax.shard_map(body, mesh=mesh_of((3,), ("e",)), in_specs=P("e"), out_specs=P("e"))
+    for grad, tokens in jax.jit(mapped)(np.ones((0, 130), np.float32), np.zeros((0, 2), np.int32)):
+        assert grad.shape == (0, 130)
+        np.testing.assert_array_equal(tokens, np.zeros((3 * 2 * 3, 130)))
+    values, scales = moe.quantize(np.ones((0, 130), np.float32))
+    assert (values.shape, scales.shape) == ((0, 130), (0, 2))
+
+
 def test_choices_that_are_no_expert(mesh_of):
     x, idx = np.ones((6, 3), np.float32), np.zeros((6, 2), np.int32)
     idx[4] = [7, -2]

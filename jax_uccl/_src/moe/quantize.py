@@ -50,8 +50,8 @@ def quantize(x: Any, *, power_of_two_scales: bool = False) -> tuple[Any, Any]:
     amax = jnp.maximum(jnp.abs(parts).max(-1), np.float32(SMALLEST_AMAX))
     # Not a division: XLA would replace one by a constant, and other compilers would not.
     scales = _next_power_of_two(amax) if power_of_two_scales else amax * np.float32(1 / LARGEST)
-    values = (parts / scales[..., None]).reshape(*wide.shape[:-1], -1)[..., :hidden]
-    return jnp.clip(values, -LARGEST, LARGEST).astype(FP8), scales
+    values = (parts / scales[..., None]).reshape(*wide.shape[:-1], blocks_of(hidden) * BLOCK)
+    return jnp.clip(values[..., :hidden], -LARGEST, LARGEST).astype(FP8), scales
 
 
 def _next_power_of_two(amax: Any) -> Any:
@@ -80,7 +80,8 @@ def dequantize(values: Any, scales: Any, dtype: Any = np.float32) -> Any:
 def to_wire(values: Any, scales: Any) -> Any:
     """uint8 [T, hidden + 4 * blocks]."""
     raw = lax.bitcast_convert_type(values, np.uint8)
-    tail = lax.bitcast_convert_type(scales, np.uint8).reshape(*scales.shape[:-1], -1)
+    tail = lax.bitcast_convert_type(scales, np.uint8)
+    tail = tail.reshape(*scales.shape[:-1], 4 * scales.shape[-1])
     return jnp.concatenate([raw, tail], axis=-1)
 
 

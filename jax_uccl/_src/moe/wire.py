@@ -81,7 +81,7 @@ def _lower_decode(ctx: Any, rows: Any, *, hidden: int, dtype: Any) -> Any:
 def _register(primitive: Any, function: Any, abstract_eval: Any, lower_on_cpu: Any) -> None:
     def batch(axis_data: Any, operands: Any, dims: Any, **params: Any) -> Any:
         x = define.to_front(operands[0], dims[0], axis_data.size)
-        out = primitive.bind(x.reshape(-1, x.shape[-1]), **params)
+        out = primitive.bind(x.reshape(x.shape[0] * x.shape[1], x.shape[2]), **params)
         return out.reshape(*x.shape[:-1], out.shape[-1]), 0
 
     static = ("power_of_two",) if primitive is encode_p else ("hidden", "dtype")
