@@ -183,6 +183,10 @@ def test_errors_say_the_fix(mesh_of):
     fails("not axes of the mesh", lambda v: sharded.psum(v, "z", spec=SPEC, mesh=mesh))
     fails("does not divide", lambda v: sharded.psum(v, "e", spec=P("d"), mesh=mesh))
     fails("more axes than", lambda v: sharded.psum(v, "e", spec=P(*"edxy"), mesh=mesh))
+    fails(".'q'. are not axes", lambda v: sharded.psum(v, "e", spec=P("e", "q"), mesh=mesh))
+    fails("write P.'e'.", lambda v: sharded.psum(v, "e", spec="e", mesh=mesh))
+    fails("one array, got dict", lambda v: sharded.psum({"a": v}, "e", spec=P("e"), mesh=mesh))
+    fails("size 5, which the 4", lambda v: sharded.psum(v[:5], "e", spec=P("e"), mesh=mesh))
     fails("must be divided", lambda v: sharded.all_gather(v, "e", axis=1, spec=SPEC, mesh=mesh))
     fails(
         "divided along .'d',. already",

@@ -441,6 +441,10 @@ def prepare(
     x: Any, axis_name: Any, spec: Any, mesh: Any, api: str
 ) -> tuple[Any, tuple[Any, ...], Parts, Any]:
     """(array, names of `axis_name`, mesh axes that divide each axis of the array, mesh), checked."""
+    if not jax.tree_util.all_leaves([x]):
+        raise UcclValueError(
+            f"sharded.{api} takes one array, got {type(x).__name__}; jax.tree.map runs it on each of several"
+        )
     x = jnp.asarray(x)
     names = axes.as_names(axis_name)
     context = jax.sharding.get_abstract_mesh()
@@ -466,12 +470,17 @@ def prepare(
             f"sharded.{api} needs spec=, the PartitionSpec of its operand: automatic mesh axes do not "
             "show it under jax.jit"
         )
-    missing = [name for name in names if name not in mesh.axis_names]
-    if missing:
-        raise UcclValueError(f"sharded.{api}: {missing} are not axes of the mesh {mesh.axis_names}")
+    if isinstance(spec, str):
+        raise UcclValueError(
+            f"sharded.{api}: spec={spec!r} is not a PartitionSpec; write P({spec!r})"
+        )
     given = [() if part is None else axes.as_names(part) for part in spec]
     if len(given) > x.ndim:
         raise UcclValueError(f"sharded.{api}: spec={spec} has more axes than {jax.typeof(x)}")
+    every = [*names, *(name for part in given for name in part)]
+    missing = sorted({str(name) for name in every if name not in mesh.axis_names})
+    if missing:
+        raise UcclValueError(f"sharded.{api}: {missing} are not axes of the mesh {mesh.axis_names}")
     parts: Parts = [*given, *[()] * (x.ndim - len(given))]
     unused = [name for name in names if not any(name in part for part in parts)]
     if unused:
@@ -479,6 +488,13 @@ def prepare(
             f"sharded.{api}: spec={spec} does not divide the operand along {unused}; every device "
             "there holds the same values"
         )
+    for axis, part in enumerate(parts):
+        count = math.prod(mesh.shape[name] for name in part)
+        if x.shape[axis] % count:
+            raise UcclValueError(
+                f"sharded.{api}: axis {axis} of {jax.typeof(x)} has size {x.shape[axis]}, which the {count} parts of "
+                f"spec={spec} along {tuple(part)} do not divide; pad it to a multiple of {count}"
+            )
     return x, names, parts, mesh
 
 
