@@ -227,6 +227,9 @@ def test_ragged_gradient_where_a_member_sends_nothing(mesh_of):
     """Receive offsets [0, 2, 2], sizes [2, 0, 3], 8 rows: a published gradient of this was wrong."""
     sizes = np.array([[2, 2, 2], [0, 0, 0], [3, 3, 3]])
     assert jax_uccl.ragged_offsets(sizes, 0)[3].tolist() == [2, 0, 3]
+    for wrong in (sizes + 0.5, sizes[:2]):
+        with pytest.raises(ValueError, match="sizes must be integers"):
+            jax_uccl.ragged_offsets(wrong, 0)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, 9, 2)).astype(np.float32)
     out, ct = (rng.normal(size=(3, 8, 2)).astype(np.float32) for _ in range(2))

@@ -131,16 +131,20 @@ def ragged_offsets(sizes: Any, index: Any) -> tuple[Any, Any, Any, Any]:
       (input_offsets, send_sizes, output_offsets, recv_sizes), each int32 [n].
 
     Raises:
-      ValueError: `sizes` is not square.
+      ValueError: `sizes` is not square, or not of integers.
 
     Example:
       >>> import jax_uccl
       >>> [v.tolist() for v in jax_uccl.ragged_offsets([[1, 2], [4, 3]], 1)]
       [[0, 4], [4, 3], [1, 2], [2, 3]]
     """
-    sizes = jnp.asarray(sizes, np.int32)
-    if sizes.ndim != 2 or sizes.shape[0] != sizes.shape[1]:
-        raise ValueError(f"ragged_offsets: sizes must be [n, n], got shape {sizes.shape}")
+    sizes = jnp.asarray(sizes)
+    square = sizes.ndim == 2 and sizes.shape[0] == sizes.shape[1]
+    if not square or not jnp.issubdtype(sizes.dtype, np.integer):
+        raise ValueError(
+            f"ragged_offsets: sizes must be integers [n, n], got {sizes.dtype}{list(sizes.shape)}"
+        )
+    sizes = sizes.astype(np.int32)
     before = jnp.cumsum(sizes, axis=1) - sizes  # in the source's operand
     above = jnp.cumsum(sizes, axis=0) - sizes  # in the target's output
     return before[index], sizes[index], above[index], sizes[:, index]
