@@ -472,14 +472,14 @@ TEST_F(Child, Stopped_IsLostAtTheSilenceLimit) {
 
 TEST_F(Child, Alive_IsNotLostWhileItOwesAMessage) {
   Config config;
-  config.peer_silence_ms = 100;
+  config.peer_silence_ms = 300;
   ASSERT_NO_FATAL_FAILURE(Begin(config));
   std::vector<std::byte> buffer(100);
   messenger_->PostRecv(ProcessId{1}, Info(9, 100), buffer, 9);
   std::mutex mutex;
   std::condition_variable never;
   std::unique_lock lock(mutex);
-  never.wait_for(lock, std::chrono::milliseconds(700), [&] { return sink_.Has(9); });
+  never.wait_for(lock, std::chrono::milliseconds(1000), [&] { return sink_.Has(9); });
   EXPECT_FALSE(sink_.Has(9));
 }
 
