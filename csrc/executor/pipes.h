@@ -2,9 +2,9 @@
 // a piece of a message into memory that the proxies may send from, pushes a command, and the
 // receiver's kernel waits for a counter and unpacks.
 //
-// The kernel is cuda/exchange.h, which copies messages that lie in memory. Here the thread that calls
-// does the same, step by step, of messages that are packed and unpacked as they say, and where the
-// kernel would have to wait the thread sleeps.
+// The kernel is cuda/exchange.h, which copies messages that lie in memory. Here the thread that
+// calls does the same, step by step, of messages that are packed and unpacked as they say, and
+// where the kernel would have to wait the thread sleeps.
 //
 //   outbox of the sender, slot c % K --write_count--> inbox of the receiver, slot c % K
 //   receiver has unpacked half a pipe   --count-->    credit of the sender

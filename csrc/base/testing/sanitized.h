@@ -1,5 +1,6 @@
-#ifndef UCCL_BASE_TESTING_SANITIZED_H_
-#define UCCL_BASE_TESTING_SANITIZED_H_
+// Whether a sanitizer looks on, and how much of a test to do then: they cost a factor of ten and
+// more, and see in the first rounds what they see in all.
+#pragma once
 
 namespace uccl {
 
@@ -9,12 +10,9 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
-// How much of a test to do: sanitizers cost a factor of ten and more, and see in the first rounds what they see in all.
 template <typename T>
 constexpr T UnderSanitizers(T less, T otherwise) {
   return kSanitized ? less : otherwise;
 }
 
 }  // namespace uccl
-
-#endif  // UCCL_BASE_TESTING_SANITIZED_H_
