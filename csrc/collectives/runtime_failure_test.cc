@@ -186,14 +186,14 @@ TEST(RuntimeFailure, Abort_DropsWhatWasSentAhead) {
     SCOPED_TRACE(shared);
     Config config = ShortDeadline(1000);
     config.shared_memory = shared;
-    // Rank 0 waits for its own message then, so that what comes is taken in.
+    // Rank 1 waits for its own message then, so that what comes before it is taken in.
     config.algorithms = "all_to_all=direct";
     Fleet fleet({2, 1}, config);
     ASSERT_TRUE(fleet.Start());
     const TestOp op =
         fleet.Compile(OpKind::kAllToAll, DType::kF32, ReduceOp::kNone, {3, 100}, /*site=*/1);
-    // Rank 2 sends to ranks 0 and 1 of the other process; rank 1 never comes to receive.
-    const Outcomes stuck = SubmitSome(&fleet, op, {0, 2}, 1);
+    // Rank 2 sends to ranks 0 and 1 of the other process; rank 0 never comes to receive.
+    const Outcomes stuck = SubmitSome(&fleet, op, {1, 2}, 1);
     const auto buffered = [&] {
       const engine::EngineStats stats = fleet[0].Stats().engine;
       return stats.shared.empty() ? stats.peers.at(1).eager_bytes_buffered

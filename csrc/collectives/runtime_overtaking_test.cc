@@ -26,7 +26,7 @@ using TestOp = testing::Operation;
 struct Way {
   const char* name;
   const char* shared_memory;
-  bool one_copy;
+  bool one_copy, at_once;
 };
 
 class Overtaking : public ::testing::TestWithParam<Way> {
@@ -35,11 +35,14 @@ class Overtaking : public ::testing::TestWithParam<Way> {
     Config config;
     config.shared_memory = GetParam().shared_memory;
     config.shm_one_copy = GetParam().one_copy;
+    if (GetParam().at_once) {
+      config.shm_eager_bytes = kChunk;
+      config.eager_buffer_bytes = 2 * kChunk;
+    }
     return config;
   }
+  static constexpr int64_t kChunk = 24 << 20;  // bytes from each rank to each
 };
-
-constexpr int64_t kChunk = 24 << 20;  // bytes from each rank to each
 
 Vector Floats(float a, float b) {
   Vector v(8);
@@ -118,8 +121,10 @@ TEST_P(Overtaking, BehindAnExchangeUnderWay) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Runtime, Overtaking,
-                         ::testing::Values(Way{"Network", "off", false}, Way{"OneCopy", "on", true},
-                                           Way{"TwoCopies", "on", false}),
+                         ::testing::Values(Way{"Network", "off", false, false},
+                                           Way{"OneCopy", "on", true, false},
+                                           Way{"TwoCopies", "on", false, false},
+                                           Way{"AtOnce", "on", true, true}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -86,9 +86,9 @@ std::string Text(const std::vector<int>& devices) {
   return s;
 }
 
-// Devices of each process, and how the processes talk: over the network, over shared memory with
-// one copy of large messages, or with two.
-enum class Way { kNetwork, kOneCopy, kTwoCopies };
+// Devices of each process, and how the processes talk: over the network, or over shared memory,
+// where all but short messages are fetched with one copy, or with two, or are sent at once.
+enum class Way { kNetwork, kOneCopy, kTwoCopies, kAtOnce };
 class Placement : public ::testing::TestWithParam<std::tuple<std::vector<int>, Way>> {
  protected:
   static std::vector<int> Devices() { return std::get<0>(GetParam()); }
@@ -97,6 +97,7 @@ class Placement : public ::testing::TestWithParam<std::tuple<std::vector<int>, W
     const Way way = std::get<1>(GetParam());
     config.shared_memory = way == Way::kNetwork ? "off" : "on";
     config.shm_one_copy = way == Way::kOneCopy;
+    if (way != Way::kAtOnce) config.shm_eager_bytes = 1024;
     return config;
   }
 };
@@ -151,7 +152,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values(std::vector<int>{1}, std::vector<int>{8},
                                          std::vector<int>{4, 4}, std::vector<int>{1, 1, 1, 1},
                                          std::vector<int>{2, 2, 2}, std::vector<int>{3, 1, 2}),
-                       ::testing::Values(Way::kNetwork, Way::kOneCopy, Way::kTwoCopies)));
+                       ::testing::Values(Way::kNetwork, Way::kOneCopy, Way::kTwoCopies,
+                                         Way::kAtOnce)));
 
 // Nobody leaves before everybody has come, whoever comes last.
 TEST(Runtime, Barrier_HoldsUntilTheLastRankIsThere) {

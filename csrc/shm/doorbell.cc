@@ -26,12 +26,12 @@ void RingBell(SegmentHeader* header) {
   (void)syscall(SYS_futex, Word(header), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void RingIfAsleep(SegmentHeader* header, bool put) {
+void RingIfAsleep(SegmentHeader* header, bool urgent) {
   // Between the publication before this call (a release store) and the look below; see the head of
   // the header.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   const uint32_t sleeping = header->sleeping.load(std::memory_order_seq_cst);
-  if (sleeping == kAwake || (sleeping == kAsleepButForPuts && !put)) return;
+  if (sleeping == kAwake || (sleeping == kAsleepButForUrgent && !urgent)) return;
   // One of several who see it asleep rings for all.
   if (header->sleeping.exchange(kAwake, std::memory_order_seq_cst) != kAwake) RingBell(header);
 }

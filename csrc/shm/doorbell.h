@@ -16,11 +16,11 @@ namespace uccl::shm {
 
 // Values of SegmentHeader::sleeping.
 inline constexpr uint32_t kAwake = 0, kAsleep = 1;
-inline constexpr uint32_t kAsleepButForPuts = 2;  // waits for nothing, so only a put wakes it
+inline constexpr uint32_t kAsleepButForUrgent = 2;  // waits for nothing: only the urgent wakes it
 
-// After publishing something for the owner of the segment. Rings if it sleeps. `put`: something of
-// it is a put.
-void RingIfAsleep(SegmentHeader* header, bool put);
+// After publishing something for the owner of the segment. Rings if it sleeps. `urgent`: something
+// of it must be read soon also by who waits for nothing.
+void RingIfAsleep(SegmentHeader* header, bool urgent);
 // Rings in any case.
 void RingBell(SegmentHeader* header);
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "csrc/base/copy.h"
 #include "csrc/shm/doorbell.h"
 
 namespace uccl::shm {
@@ -14,10 +15,23 @@ namespace {
 // Of one fetch that a thread copies before it looks for other work: long enough to hide what it
 // takes to claim it, short enough that a small message waits some 100 us.
 constexpr uint64_t kPieceBytes = 1 << 20;
-// Fragments written in one go.
-constexpr int kFragmentsPerTurn = 4;
+// Of a message that a record takes at most: the reader copies the first out while the writer copies
+// the next in.
+constexpr size_t kPartBytes = 16 << 10;
+// From so many bytes on they go past the writer's cache: the next to touch them is the reader, on
+// another core.
+constexpr size_t kStreamFrom = 8 << 10;
+// In fragments, written in one go.
+constexpr size_t kStreamedPerTurn = 64 << 10;
 // Operations that were given up before they began are remembered so long.
 constexpr size_t kMaxDiscarded = 65'536;
+
+// Into the ring, before a commit.
+void StorePart(std::byte* to, Bytes from) {
+  if (from.size() < kStreamFrom) return CopyBytes(to, from.data(), from.size());
+  StreamBytes(to, from.data(), from.size());
+  StreamFence();
+}
 
 }  // namespace
 
@@ -41,10 +55,12 @@ void Link::Send(const core::MessageInfo& info, Bytes data, uint64_t token) {
     return;
   }
   Outgoing out{Outgoing::State::kQueued, info, data, token, 0, nullptr};
-  if (!backlog_.empty() || WriteEager(out) != Eager::kWritten) {
-    const uint64_t id = next_id_++;
+  const uint64_t id = next_id_++;
+  const Eager eager = backlog_.empty() ? WriteEager(id, &out) : Eager::kNoRoom;
+  if (eager != Eager::kWhole) {
     outgoing_.emplace(id, std::move(out));
-    Queue({RecordKind::kMessage, id, {}});
+    if (eager != Eager::kBegun) Queue({RecordKind::kMessage, id, {}});
+    if (!streams_.empty()) (void)Flush();
   }
   Publish();
 }
@@ -69,7 +85,9 @@ void Link::PostRecv(const core::MessageInfo& info, MutableBytes buffer, uint64_t
     return;
   }
   Release(kept);
-  Place(posted, kept.info, kept.bytes);
+  if (kept.whole()) return Place(posted, kept.info, kept.bytes);
+  Begin(posted, kept.info, kept.id, kept.bytes);
+  Publish();
 }
 
 bool Link::Cancel(bool is_send, uint64_t token, std::function<void()> freed) {
@@ -96,11 +114,16 @@ bool Link::Cancel(bool is_send, uint64_t token, std::function<void()> freed) {
       };
       return false;
     }
+    const bool begun = out.state == Outgoing::State::kStreaming;
     outgoing_.erase(it);
     std::erase(streams_, id);
     std::erase_if(backlog_, [&](const Note& note) {
       return note.kind == RecordKind::kMessage && note.id == id;
     });
+    if (begun) {
+      Queue({RecordKind::kWithdraw, id, {}});
+      Publish();
+    }
     return true;
   }
   std::erase_if(posted_, [&](const auto& entry) { return entry.second.token == token; });
@@ -127,11 +150,8 @@ void Link::Discard(const core::MessageTag& tag) {
   const Locked lock(this);
   if (failed_) return;
   if (const auto it = kept_.find(tag); it != kept_.end()) {
-    if (it->second.offered) {
-      Queue({RecordKind::kDropped, it->second.id, {}});
-    } else {
-      Release(it->second);
-    }
+    if (!it->second.whole()) Queue({RecordKind::kDropped, it->second.id, {}});
+    if (!it->second.offered) Release(it->second);
     kept_.erase(it);
     Publish();
     return;
@@ -201,42 +221,60 @@ bool Link::Write(const Note& note) {
       if (writer_.Reserve(static_cast<uint32_t>(note.kind), note.id, 0) == nullptr) return false;
       break;
   }
-  writer_.Commit();
-  published_ = true;
+  Commit(/*urgent=*/true);
   return true;
 }
 
-// A message that may go without having been asked for.
-Link::Eager Link::WriteEager(const Outgoing& out) {
-  const size_t body = sizeof(RecordInfo) + out.data.size();
-  const int64_t cost = static_cast<int64_t>(out.data.size()) + kKeptOverheadBytes;
+void Link::Commit(bool urgent) {
+  writer_.Commit();
+  if (urgent) writer_.Urge();
+  published_ = true;
+  published_urgent_ |= urgent;
+}
+
+// Of a message, in one record with so much before them.
+size_t Link::PartBytes(size_t overhead) const {
+  return std::min(kPartBytes, writer_.max_body() - overhead);
+}
+
+// A message that may go without having been asked for, or its first part.
+Link::Eager Link::WriteEager(uint64_t id, Outgoing* out) {
+  const size_t size = out->data.size();
+  const int64_t cost = static_cast<int64_t>(size) + kKeptOverheadBytes;
   // Relaxed: a count of bytes, no data hangs on it.
   const uint64_t returned = writer_.header()->eager_returned.load(std::memory_order_relaxed);
   const auto kept = static_cast<int64_t>(eager_sent_ - returned);
-  if (out.data.size() > options_.eager_max_bytes || body > writer_.max_body() ||
-      kept + cost > theirs_->header()->eager_buffer_bytes) {
+  if (size > options_.eager_max_bytes || kept + cost > theirs_->header()->eager_buffer_bytes)
     return Eager::kNot;
-  }
-  std::byte* const at = writer_.Reserve(static_cast<uint32_t>(RecordKind::kMessage), 0, body);
+  const RecordInfo info = ToRecord(out->info);
+  const size_t first = std::min(size, PartBytes(sizeof(info)));
+  std::byte* const at =
+      writer_.Reserve(static_cast<uint32_t>(RecordKind::kMessage), id, sizeof(info) + first);
   if (at == nullptr) return Eager::kNoRoom;
-  const RecordInfo info = ToRecord(out.info);
   std::memcpy(at, &info, sizeof(info));
-  if (!out.data.empty()) std::memcpy(at + sizeof(info), out.data.data(), out.data.size());
-  writer_.Commit();
-  published_ = true;
-  published_put_ |= core::IsPut(out.info.tag);
+  StorePart(at + sizeof(info), out->data.first(first));
+  Commit(/*urgent=*/core::IsPut(out->info.tag));
   eager_sent_ += static_cast<uint64_t>(cost);
-  Sent(out);
-  return Eager::kWritten;
+  if (first == size) {
+    Sent(*out);
+    return Eager::kWhole;
+  }
+  out->state = Outgoing::State::kStreaming;
+  out->streamed = first;
+  stats_.fragment_bytes += first;
+  streams_.push_back(id);
+  return Eager::kBegun;
 }
 
 bool Link::WriteMessage(uint64_t id) {
   const auto it = outgoing_.find(id);
   if (it == outgoing_.end()) return true;  // cancelled
   Outgoing& out = it->second;
-  switch (WriteEager(out)) {
-    case Eager::kWritten:
+  switch (WriteEager(id, &out)) {
+    case Eager::kWhole:
       outgoing_.erase(it);
+      return true;
+    case Eager::kBegun:
       return true;
     case Eager::kNoRoom:
       return false;
@@ -248,29 +286,29 @@ bool Link::WriteMessage(uint64_t id) {
   if (at == nullptr) return false;
   const OfferBody offer{ToRecord(out.info), reinterpret_cast<uint64_t>(out.data.data())};
   std::memcpy(at, &offer, sizeof(offer));
-  writer_.Commit();
-  published_ = true;
-  published_put_ |= core::IsPut(out.info.tag);
+  Commit(/*urgent=*/core::IsPut(out.info.tag));
   out.state = Outgoing::State::kOffered;
   return true;
 }
 
-// Fragments for receivers that cannot read this process's memory. False when none could be written.
+// Fragments of messages that were begun, or that the receiver asked for. False when none could be
+// written.
 bool Link::Stream() {
   bool any = false;
-  for (int i = 0; i < kFragmentsPerTurn && !streams_.empty(); ++i) {
+  for (size_t written = 0; written < kStreamedPerTurn && !streams_.empty();) {
     const uint64_t id = streams_.front();
     Outgoing& out = outgoing_.at(id);
-    const size_t room = writer_.max_body() - sizeof(FragmentBody);
-    const size_t bytes = std::min<size_t>(room, out.data.size() - out.streamed);
+    const size_t bytes =
+        std::min<size_t>(PartBytes(sizeof(FragmentBody)), out.data.size() - out.streamed);
     std::byte* const at = writer_.Reserve(static_cast<uint32_t>(RecordKind::kFragment), id,
                                           sizeof(FragmentBody) + bytes);
     if (at == nullptr) break;
     const FragmentBody fragment{out.streamed};
     std::memcpy(at, &fragment, sizeof(fragment));
-    std::memcpy(at + sizeof(fragment), out.data.data() + out.streamed, bytes);
-    writer_.Commit();
-    published_ = any = true;
+    StorePart(at + sizeof(fragment), out.data.subspan(out.streamed, bytes));
+    Commit(/*urgent=*/false);
+    any = true;
+    written += bytes;
     out.streamed += bytes;
     stats_.fragment_bytes += bytes;
     streams_.pop_front();
@@ -299,9 +337,12 @@ bool Link::Flush() {
       blocked_head_.store(writer_.header()->head.load(std::memory_order_relaxed),
                           std::memory_order_relaxed);
       blocked_.store(true, std::memory_order_release);
-      // Also where nobody there waits for anything: its thread then takes out of the ring what is
-      // early.
-      RingBell(theirs_->header());
+      // Where nobody there waits for anything, its thread then takes out of the ring what is early;
+      // but not to make room for what is early itself.
+      if (!backlog_.empty()) {
+        writer_.Urge();
+        RingBell(theirs_->header());
+      }
       return any;
     }
     writer_.WaitForRoom();  // and try once more
@@ -316,15 +357,15 @@ bool Link::Flush() {
 // Tells the peer of new records, once for all of them.
 void Link::Publish() {
   if (!std::exchange(published_, false)) return;
-  RingIfAsleep(theirs_->header(), std::exchange(published_put_, false));
+  RingIfAsleep(theirs_->header(), std::exchange(published_urgent_, false));
 }
 
-bool Link::Drain(Deliveries* out) {
+bool Link::Drain(Deliveries* out, bool early) {
   const Locked lock(this, std::try_to_lock);
   if (!lock.owns_lock()) return false;
   bool worked = false;
   if (!failed_) {
-    worked |= Read();
+    worked |= Read(early);
     NoticeEnd(/*alive=*/true);
     if (!failed_ && (!backlog_.empty() || !streams_.empty())) worked |= Flush();
     Publish();
@@ -432,7 +473,7 @@ Status Link::Return(uint64_t token, const Status& read) {
 bool Link::HasWork() const {
   if (has_ready_.load(std::memory_order_acquire)) return true;
   if (ended_.load(std::memory_order_relaxed)) return false;
-  if (!reader_.empty() || GaveUp()) return true;
+  if (GaveUp() || (Waiting() ? !reader_.empty() : reader_.urged())) return true;
   return blocked_.load(std::memory_order_acquire) &&
          blocked_head_.load(std::memory_order_relaxed) !=
              writer_.header()->head.load(std::memory_order_relaxed);

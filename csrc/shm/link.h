@@ -49,7 +49,7 @@ inline constexpr size_t kMaxControlBytes = 512;
 struct LinkOptions {
   ProcessId peer{};
   uint64_t session = 0;
-  size_t eager_max_bytes = 0;      // larger messages are offered
+  size_t eager_max_bytes = 0;      // larger messages are offered, others sent at once
   int64_t eager_buffer_bytes = 0;  // this side keeps at most so much that no receive has met
   bool one_copy = false;           // the kernel lets this process read the peer's memory
   Nanos peer_silence{};
@@ -60,7 +60,7 @@ struct LinkStats {
   uint64_t bytes_sent = 0, bytes_received = 0;        // payload of those
   uint64_t fetched_bytes = 0;   // of the received: in one copy out of the peer's memory
   uint64_t lent_messages = 0;   // of the received: read where they were, and given back
-  uint64_t fragment_bytes = 0;  // of the sent: through the ring because the peer asked for it
+  uint64_t fragment_bytes = 0;  // of the sent: through the ring in several records
   uint64_t ring_full = 0;       // times that a record had to wait
   uint64_t unexpected_messages = 0, kept_bytes = 0;  // now
   bool one_copy = false;
@@ -105,8 +105,9 @@ class Link final {
   void ControlTaken(uint64_t token);
 
   // Reads what came, writes what waited. False when there was nothing to do, or another thread is
-  // at it.
-  bool Drain(Deliveries* out);
+  // at it. Without `early`, messages stay in the ring while nothing here waits for the peer: read
+  // before their receives are posted they would be copied once more.
+  bool Drain(Deliveries* out, bool early = true);
 
   // A part of a large message to copy, if any waits.
   struct Piece {
@@ -157,9 +158,11 @@ class Link final {
   struct Kept {  // met no receive yet
     core::MessageInfo info;
     uint64_t order = 0;
-    std::vector<std::byte> bytes;
+    std::vector<std::byte> bytes;  // may be its first part only
     bool offered = false;
-    uint64_t id = 0, address = 0;  // of an offer
+    uint64_t id = 0;       // of an offer, or of a message in several records
+    uint64_t address = 0;  // of an offer
+    bool whole() const { return !offered && bytes.size() == info.size_bytes; }
   };
   struct Fetch {
     core::MessageInfo info;
@@ -181,21 +184,29 @@ class Link final {
   void Queue(const Note& note);
   bool Write(const Note& note);
   bool WriteMessage(uint64_t id);
-  enum class Eager : uint8_t { kWritten, kNoRoom, kNot };
-  Eager WriteEager(const Outgoing& out);
+  enum class Eager : uint8_t { kWhole, kBegun, kNoRoom, kNot };
+  Eager WriteEager(uint64_t id, Outgoing* out);
+  size_t PartBytes(size_t overhead) const;
   bool Stream();
   bool Flush();
+  void Commit(bool urgent);
   void Publish();
-  bool Read();
+  bool Read(bool early);
+  bool Wanted() const;
   bool OnRecord(const RingReader::Record& record);
   bool OnMessage(const RingReader::Record& record);
   bool OnOffer(const RingReader::Record& record);
   bool OnFragment(const RingReader::Record& record);
+  bool KeepMessage(const core::MessageInfo& info, uint64_t id, Bytes bytes);
+  bool KeepFragment(uint64_t id, uint64_t offset, Bytes bytes);
   bool OnControl(const RingReader::Record& record);
   bool OnRefused(const RingReader::Record& record);
   void OnAnswer(RecordKind kind, uint64_t id);
   void OnLeaving();
   void Accept(const Posted& posted, const Kept& offer);
+  Fetch* Open(const Posted& posted, const core::MessageInfo& info, uint64_t id);
+  void Begin(const Posted& posted, const core::MessageInfo& info, uint64_t id, Bytes bytes);
+  void Append(uint64_t id, Fetch* fetch, Bytes bytes);
   bool Mismatch(const Posted& posted, const core::MessageInfo& info);
   void Conclude(uint64_t id);
   bool WasMessage();
@@ -251,8 +262,9 @@ class Link final {
   std::unordered_map<uint64_t, std::string> controls_;  // by id, until the peer has seen them
   std::unordered_map<core::MessageTag, Posted, core::MessageTagHash> posted_;
   std::unordered_map<core::MessageTag, Kept, core::MessageTagHash> kept_;
-  std::unordered_map<uint64_t, Fetch> fetches_;  // by the peer's id
-  std::deque<uint64_t> to_copy_;                 // fetches with unclaimed bytes
+  std::unordered_map<uint64_t, core::MessageTag> arriving_;  // kept in part, by the peer's id
+  std::unordered_map<uint64_t, Fetch> fetches_;              // by the peer's id
+  std::deque<uint64_t> to_copy_;                             // fetches with unclaimed bytes
   std::unordered_set<core::MessageTag, core::MessageTagHash> discarded_;
   std::deque<core::MessageTag> discarded_order_;
   Deliveries ready_;
@@ -261,8 +273,8 @@ class Link final {
   int64_t kept_bytes_ = 0;   // likewise, of kept_
   LinkStats stats_;
 
-  bool published_ = false;      // records the peer was not told of
-  bool published_put_ = false;  // one of them brings a put
+  bool published_ = false;         // records the peer was not told of
+  bool published_urgent_ = false;  // one of them is urgent
   bool left_ = false, leaving_ = false, aborting_ = false;
   bool failed_ = false, any_failed_ = false, told_ = false;
   Status failure_;

@@ -15,7 +15,7 @@ bool Link::GaveUp() const {
 // `alive` was asked before: what a process wrote before it died, or gave up, is in the ring then.
 void Link::NoticeEnd(bool alive) {
   if (left_ || (alive && !GaveUp())) return;
-  while (!failed_ && Read()) {
+  while (!failed_ && Read(/*early=*/true)) {
   }
   if (failed_ || left_) return;
   FailLocked(Status::Error(StatusCode::kPeerLost,
@@ -86,6 +86,7 @@ void Link::FailLocked(Status status) {
   });
   kept_.clear();
   kept_bytes_ = 0;
+  arriving_.clear();
   controls_.clear();
   backlog_.clear();
   streams_.clear();

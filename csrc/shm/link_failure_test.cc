@@ -296,7 +296,29 @@ TEST(LinkEnd, MalformedRecords_FailTheLinkAndNothingElse) {
   ExpectBroken("unknown kind", 99, 0, {});
   ExpectBroken("a message without its description", kind(RecordKind::kMessage), 0,
                Raw(small).first(10));
-  ExpectBroken("a message shorter than it says", kind(RecordKind::kMessage), 0, Raw(small));
+  ExpectBroken("a message longer than it says", kind(RecordKind::kMessage), 0,
+               Raw(OfferBody{ToRecord(Info(1, 4)), 0}));
+  ExpectBroken("a message too long to be kept", kind(RecordKind::kMessage), 1,
+               Raw(ToRecord(Info(1, size_t{1} << 60))));
+  // One of 100 bytes of which 8 came.
+  const auto begun = [kind](Pair& pair) {
+    const OfferBody begin{ToRecord(Info(3, 100)), 0};
+    RingWriter writer(pair.segment(1).ring(0), pair.segment(1).data(0),
+                      pair.segment(1).ring_bytes());
+    std::byte* const at = writer.Reserve(kind(RecordKind::kMessage), 1, sizeof(begin));
+    std::memcpy(at, &begin, sizeof(begin));
+    writer.Commit();
+  };
+  std::vector<std::byte> fragment(sizeof(FragmentBody) + 100);
+  const auto at = [&fragment](uint64_t offset, size_t bytes) {
+    std::memcpy(fragment.data(), &offset, sizeof(offset));
+    return Bytes(fragment).first(sizeof(offset) + bytes);
+  };
+  ExpectBroken("a fragment too many", kind(RecordKind::kFragment), 1, at(8, 93), begun);
+  ExpectBroken("a fragment of another place", kind(RecordKind::kFragment), 1, at(9, 1), begun);
+  ExpectBroken("the same message twice", kind(RecordKind::kMessage), 1, Raw(small), begun);
+  ExpectBroken("an offer under the number of a message", kind(RecordKind::kOffer), 1, Raw(offer),
+               begun);
   ExpectBroken("half an offer", kind(RecordKind::kOffer), 1, Raw(offer).first(64));
   ExpectBroken("half a refusal", kind(RecordKind::kRefused), 1, Raw(small).first(63));
   ExpectBroken("half a fragment", kind(RecordKind::kFragment), 1, Raw(small).first(7));

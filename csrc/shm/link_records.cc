@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "csrc/base/copy.h"
 #include "csrc/core/watch.h"
 #include "csrc/shm/doorbell.h"
 #include "csrc/shm/link.h"
@@ -14,15 +15,20 @@ namespace {
 
 // Records read in one turn, before other links have theirs.
 constexpr int kRecordsPerTurn = 64;
+constexpr size_t kReadPerTurn = 64 << 10;  // bytes
 
 }  // namespace
 
-// False when nothing was there.
-bool Link::Read() {
+// Whether what is in the ring, or comes into it, is of interest now.
+bool Link::Wanted() const { return Outstanding() || !controls_.empty() || reader_.urged(); }
+
+// False when nothing was there, or nothing that is wanted yet.
+bool Link::Read(bool early) {
   // Acquire: the ring's first records are those of the writer that set it.
   if (reader_.header()->session.load(std::memory_order_acquire) != options_.session) return false;
   int count = 0;
-  for (; count < kRecordsPerTurn && !failed_; ++count) {
+  for (size_t bytes = 0; count < kRecordsPerTurn && bytes < kReadPerTurn && !failed_; ++count) {
+    if (!early && !Wanted()) break;
     RingReader::Record record;
     const RingReader::Front front = reader_.Peek(&record);
     if (front == RingReader::Front::kEmpty) break;
@@ -32,10 +38,11 @@ bool Link::Read() {
                 : "a malformed record of kind " + std::to_string(record.header.kind));
       return true;
     }
+    bytes += record.header.body_bytes;
     reader_.Pop();
   }
   // Whatever the writer waits with, it may be an answer that nobody over there waits for.
-  if (count > 0 && reader_.TakeWish()) RingIfAsleep(theirs_->header(), /*put=*/true);
+  if (count > 0 && reader_.TakeWish()) RingIfAsleep(theirs_->header(), /*urgent=*/true);
   return count > 0;
 }
 
@@ -88,7 +95,7 @@ void Link::Differ(uint64_t token, const core::MessageInfo& remote) {
 // A message that came whole has met its receive.
 void Link::Place(const Posted& posted, const core::MessageInfo& info, Bytes bytes) {
   if (Mismatch(posted, info)) return;
-  if (!bytes.empty()) std::memcpy(posted.buffer.data(), bytes.data(), bytes.size());
+  CopyBytes(posted.buffer.data(), bytes.data(), bytes.size());
   Received(posted.token, info);
 }
 
@@ -110,8 +117,9 @@ void Link::ReturnCredit(uint64_t bytes) {
 
 // An eager message that is no longer kept.
 void Link::Release(const Kept& kept) {
-  kept_bytes_ -= static_cast<int64_t>(kept.bytes.size()) + kKeptOverheadBytes;
-  ReturnCredit(kept.bytes.size());
+  kept_bytes_ -= static_cast<int64_t>(kept.info.size_bytes) + kKeptOverheadBytes;
+  ReturnCredit(kept.info.size_bytes);
+  arriving_.erase(kept.id);
 }
 
 bool Link::OnMessage(const RingReader::Record& record) {
@@ -120,31 +128,86 @@ bool Link::OnMessage(const RingReader::Record& record) {
   std::memcpy(&raw, record.body, sizeof(raw));
   const core::MessageInfo info = FromRecord(raw);
   const Bytes bytes(record.body + sizeof(raw), record.header.body_bytes - sizeof(raw));
-  if (info.size_bytes != bytes.size()) return false;
+  const uint64_t id = record.header.id;
+  if (bytes.size() > info.size_bytes) return false;
+  const bool whole = bytes.size() == info.size_bytes;
+  if (!whole && (fetches_.contains(id) || arriving_.contains(id))) return false;
   const auto it = posted_.find(info.tag);
   if (it == posted_.end()) {
-    if (TakeDiscarded(info.tag)) {
-      ReturnCredit(bytes.size());
-      return true;
-    }
-    Kept kept;
-    kept.info = info;
-    kept.order = next_order_++;
-    kept.bytes.assign(bytes.begin(), bytes.end());
-    kept_bytes_ += static_cast<int64_t>(bytes.size()) + kKeptOverheadBytes;
-    // The sender minds its credit, so more is a violation; so is a second message of one name.
-    if (kept_bytes_ > options_.eager_buffer_bytes ||
-        !kept_.emplace(info.tag, std::move(kept)).second) {
-      return false;
-    }
-    Announce(info);
+    if (!TakeDiscarded(info.tag)) return KeepMessage(info, id, bytes);
+    ReturnCredit(info.size_bytes);
+    if (!whole) Queue({RecordKind::kDropped, id, {}});
     return true;
   }
   const Posted posted = it->second;
   posted_.erase(it);
-  ReturnCredit(bytes.size());
-  Place(posted, info, bytes);
+  ReturnCredit(info.size_bytes);
+  if (whole) {
+    Place(posted, info, bytes);
+  } else {
+    Begin(posted, info, id, bytes);
+  }
   return true;
+}
+
+// No receive has met it yet.
+bool Link::KeepMessage(const core::MessageInfo& info, uint64_t id, Bytes bytes) {
+  // The sender minds its credit, so more is a violation.
+  if (info.size_bytes > static_cast<uint64_t>(options_.eager_buffer_bytes)) return false;
+  kept_bytes_ += static_cast<int64_t>(info.size_bytes) + kKeptOverheadBytes;
+  if (kept_bytes_ > options_.eager_buffer_bytes) return false;
+  Kept kept;
+  kept.info = info;
+  kept.order = next_order_++;
+  kept.id = id;
+  kept.bytes.reserve(info.size_bytes);
+  kept.bytes.assign(bytes.begin(), bytes.end());
+  if (!kept.whole()) arriving_.emplace(id, info.tag);
+  // A second message of one name is a violation as well.
+  if (!kept_.emplace(info.tag, std::move(kept)).second) return false;
+  Announce(info);
+  return true;
+}
+
+bool Link::KeepFragment(uint64_t id, uint64_t offset, Bytes bytes) {
+  const auto it = arriving_.find(id);
+  if (it == arriving_.end()) return true;  // of one that was dropped here
+  Kept& kept = kept_.at(it->second);
+  if (offset != kept.bytes.size() || bytes.size() > kept.info.size_bytes - offset) return false;
+  kept.bytes.insert(kept.bytes.end(), bytes.begin(), bytes.end());
+  if (kept.whole()) arriving_.erase(it);
+  return true;
+}
+
+// A message of which this is the first part has met its receive.
+void Link::Begin(const Posted& posted, const core::MessageInfo& info, uint64_t id, Bytes bytes) {
+  if (Mismatch(posted, info)) return Queue({RecordKind::kRefused, id, ToRecord(posted.info)});
+  Fetch* const fetch = Open(posted, info, id);
+  if (fetch == nullptr) return;
+  fetch->streamed = true;
+  Append(id, fetch, bytes);
+}
+
+// Null where the peer used the id twice, which breaks the link.
+Link::Fetch* Link::Open(const Posted& posted, const core::MessageInfo& info, uint64_t id) {
+  Fetch fetch;
+  fetch.info = info;
+  fetch.buffer = posted.buffer;
+  fetch.token = posted.token;
+  const auto [it, fresh] = fetches_.emplace(id, std::move(fetch));
+  if (fresh) return &it->second;
+  Break("two messages of one id");
+  Report(core::EventKind::kRecvDone, posted.token, failure_);
+  return nullptr;
+}
+
+// The next bytes of a fetch that comes in parts.
+void Link::Append(uint64_t id, Fetch* fetch, Bytes bytes) {
+  CopyBytes(fetch->buffer.data() + fetch->received, bytes.data(), bytes.size());
+  fetch->received += bytes.size();
+  if (fetch->received < fetch->buffer.size()) return;
+  Received(fetch->token, fetch->info);
+  fetches_.erase(id);
 }
 
 bool Link::OnOffer(const RingReader::Record& record) {
@@ -170,7 +233,7 @@ bool Link::OnOffer(const RingReader::Record& record) {
   }
   const core::MessageInfo info = offer.info;
   if (kept_.size() >= core::kMaxOpenMessages || fetches_.contains(offer.id) ||
-      !kept_.emplace(info.tag, std::move(offer)).second) {
+      arriving_.contains(offer.id) || !kept_.emplace(info.tag, std::move(offer)).second) {
     return false;
   }
   Announce(info);
@@ -183,17 +246,13 @@ void Link::Accept(const Posted& posted, const Kept& offer) {
     Queue({RecordKind::kRefused, offer.id, ToRecord(posted.info)});
     return;
   }
-  Fetch fetch;
-  fetch.info = offer.info;
-  fetch.buffer = posted.buffer;
-  fetch.token = posted.token;
-  fetch.address = offer.address;
-  fetch.streamed = !options_.one_copy;
-  const auto [it, fresh] = fetches_.emplace(offer.id, std::move(fetch));
-  if (!fresh) return Break("an offer that is there already");
+  Fetch* const fetch = Open(posted, offer.info, offer.id);
+  if (fetch == nullptr) return;
+  fetch->address = offer.address;
+  fetch->streamed = !options_.one_copy;
   if (posted.buffer.empty()) return Conclude(offer.id);
   if (posted.borrow && options_.one_copy) {
-    it->second.lent = true;
+    fetch->lent = true;
     core::Event event;
     event.kind = core::EventKind::kRecvDone;
     event.token = posted.token;
@@ -212,17 +271,13 @@ bool Link::OnFragment(const RingReader::Record& record) {
   std::memcpy(&body, record.body, sizeof(body));
   const Bytes bytes(record.body + sizeof(body), record.header.body_bytes - sizeof(body));
   const auto it = fetches_.find(record.header.id);
-  if (it == fetches_.end()) return true;  // cancelled here
+  if (it == fetches_.end()) return KeepFragment(record.header.id, body.offset, bytes);
   Fetch& fetch = it->second;
   if (!fetch.streamed || body.offset != fetch.received ||
       bytes.size() > fetch.buffer.size() - fetch.received) {
     return false;
   }
-  std::memcpy(fetch.buffer.data() + fetch.received, bytes.data(), bytes.size());
-  fetch.received += bytes.size();
-  if (fetch.received < fetch.buffer.size()) return true;
-  Received(fetch.token, fetch.info);
-  fetches_.erase(it);
+  Append(it->first, &fetch, bytes);
   return true;
 }
 
@@ -248,6 +303,7 @@ bool Link::OnRefused(const RingReader::Record& record) {
   } else {
     Differ(out.token, FromRecord(raw));
   }
+  std::erase(streams_, record.header.id);
   outgoing_.erase(it);
   return true;
 }
@@ -256,6 +312,12 @@ bool Link::OnRefused(const RingReader::Record& record) {
 // something that has ended meanwhile on this side.
 void Link::OnAnswer(RecordKind kind, uint64_t id) {
   if (kind == RecordKind::kWithdraw) {
+    if (const auto it = arriving_.find(id); it != arriving_.end()) {
+      const auto kept = kept_.find(it->second);
+      Release(kept->second);
+      kept_.erase(kept);
+      return;
+    }
     // Where it is being fetched in one copy, or was, kDone says so soon.
     const auto it = std::ranges::find_if(
         kept_, [&](const auto& entry) { return entry.second.offered && entry.second.id == id; });
@@ -265,7 +327,7 @@ void Link::OnAnswer(RecordKind kind, uint64_t id) {
     } else if (fetch == fetches_.end() || !fetch->second.streamed) {
       return;
     }
-    // One that was asked for stays open, as if it had never come: the kWant finds it withdrawn.
+    // One that comes in parts stays open, as if it had never come: the kWant finds it withdrawn.
     return Queue({RecordKind::kDropped, id, {}});
   }
   if (kind == RecordKind::kDone && controls_.erase(id) > 0) return;
@@ -291,14 +353,19 @@ void Link::OnAnswer(RecordKind kind, uint64_t id) {
     return;
   }
   Sent(out);
+  std::erase(streams_, id);
   outgoing_.erase(it);
 }
 
 void Link::OnLeaving() {
   left_ = true;
   ended_.store(true, std::memory_order_relaxed);
-  // What it still offers was given up by its shutdown.
-  std::erase_if(kept_, [](const auto& entry) { return entry.second.offered; });
+  // What it still offers, or has not sent to the end, was given up by its shutdown.
+  std::erase_if(kept_, [&](const auto& entry) {
+    if (entry.second.whole()) return false;
+    if (!entry.second.offered) Release(entry.second);
+    return true;
+  });
   controls_.clear();  // it would not read them
   // Who only watches is told, but not by a failure: what has come and is not asked for yet stays.
   bool watched = false;

@@ -1,4 +1,4 @@
-// Messages over a link, in both ways of moving large ones, in every order of its two ends.
+// Messages over a link, in all ways of moving them, in every order of its two ends.
 #include "csrc/shm/link.h"
 
 #include <gtest/gtest.h>
@@ -17,16 +17,31 @@ using testing::Pair;
 using testing::PairOptions;
 using testing::Pattern;
 
-class Links : public ::testing::TestWithParam<bool> {
+// What becomes of a message that is too long for one record.
+struct Way {
+  const char* name;
+  bool offered;   // else it is sent at once
+  bool one_copy;  // of one that is offered
+};
+
+class Links : public ::testing::TestWithParam<Way> {
  protected:
   static PairOptions Options() {
     PairOptions options;
-    options.one_copy = GetParam();
+    options.one_copy = GetParam().one_copy;
+    if (!GetParam().offered) {
+      options.eager_max_bytes = 16 << 20;
+      options.eager_buffer_bytes = 64 << 20;
+    }
     return options;
   }
+  static bool OneCopy() { return GetParam().offered && GetParam().one_copy; }
 };
-INSTANTIATE_TEST_SUITE_P(Copies, Links, ::testing::Values(true, false),
-                         [](const auto& info) { return info.param ? "One" : "Two"; });
+INSTANTIATE_TEST_SUITE_P(Ways, Links,
+                         ::testing::Values(Way{"OneCopy", true, true},
+                                           Way{"TwoCopies", true, false},
+                                           Way{"AtOnce", false, true}),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(Links, MessagesOfAllSizes_ReceiverFirstAndSenderFirst) {
   for (const bool receiver_first : {true, false}) {
@@ -64,9 +79,9 @@ TEST_P(Links, MessagesOfAllSizes_ReceiverFirstAndSenderFirst) {
     EXPECT_EQ(sent.bytes_sent, received.bytes_received);
     EXPECT_EQ(received.kept_bytes, 0u);
     // The large ones went the way that was asked for.
-    const uint64_t large = 1025 + 5000 + 100'000 + 3'000'001;
-    EXPECT_EQ(received.fetched_bytes, GetParam() ? large : 0u);
-    EXPECT_EQ(sent.fragment_bytes, GetParam() ? 0u : large);
+    const uint64_t large = (GetParam().offered ? 1025 : 0) + 5000 + 100'000 + 3'000'001;
+    EXPECT_EQ(received.fetched_bytes, OneCopy() ? large : 0u);
+    EXPECT_EQ(sent.fragment_bytes, OneCopy() ? 0u : large);
   }
 }
 
@@ -126,25 +141,30 @@ TEST_P(Links, AShortMessageOvertakesALongOne) {
 
 TEST_P(Links, MismatchesAreShownToBothSidesAndPlaceNothing) {
   Pair pair(Options());
-  const std::vector<std::byte> data = Pattern(5000, 1);
-  std::vector<std::byte> buffer(6000, std::byte{1});
+  const std::vector<std::byte> data = Pattern(50'000, 1);
+  std::vector<std::byte> buffer(60'000, std::byte{1});
   for (const bool receiver_first : {true, false}) {
     const uint64_t name = receiver_first ? 1 : 2;
-    core::MessageInfo theirs = Info(name, 6000);
+    core::MessageInfo theirs = Info(name, 60'000);
     theirs.note[1] = std::byte{0x77};
     if (receiver_first) pair[1].PostRecv(theirs, buffer, 10 + name);
-    pair[0].Send(Info(name, 5000), data, name);
+    pair[0].Send(Info(name, 50'000), data, name);
     pair.Run();
     if (!receiver_first) pair[1].PostRecv(theirs, buffer, 10 + name);
     pair.Run();
     ASSERT_TRUE(pair.EventOf(1, 10 + name) && pair.EventOf(0, name));
     EXPECT_EQ(pair.EventOf(1, 10 + name)->kind, core::EventKind::kMismatch);
-    EXPECT_EQ(pair.EventOf(1, 10 + name)->remote.size_bytes, 5000u);
+    EXPECT_EQ(pair.EventOf(1, 10 + name)->remote.size_bytes, 50'000u);
+    if (!GetParam().offered && !receiver_first) {  // all of it had gone by then
+      EXPECT_EQ(pair.EventOf(0, name)->kind, core::EventKind::kSendDone);
+      continue;
+    }
     EXPECT_EQ(pair.EventOf(0, name)->kind, core::EventKind::kMismatch);
-    EXPECT_EQ(pair.EventOf(0, name)->remote.size_bytes, 6000u);
+    EXPECT_EQ(pair.EventOf(0, name)->remote.size_bytes, 60'000u);
     EXPECT_EQ(pair.EventOf(0, name)->remote.note[1], std::byte{0x77});
   }
-  EXPECT_EQ(buffer, std::vector<std::byte>(6000, std::byte{1}));
+  EXPECT_EQ(buffer, std::vector<std::byte>(60'000, std::byte{1}));
+  EXPECT_TRUE(pair[0].Drained() && pair[1].Drained());
   // An equal size with another digest, small enough to go at once: the receiver sees it.
   core::MessageInfo other = Info(3, 10);
   other.digest ^= 1;
@@ -225,7 +245,7 @@ TEST_P(Links, ABorrowedMessage_StaysWithItsSenderUntilItIsReturned) {
     ASSERT_TRUE(pair.EventOf(1, token).has_value());
     const core::Event event = *pair.EventOf(1, token);
     EXPECT_TRUE(event.status.ok());
-    if (!Options().one_copy) {  // cannot be read there, so it was received
+    if (!OneCopy()) {  // cannot be read there, so it was received
       EXPECT_EQ(event.address, 0u);
       EXPECT_EQ(buffer, data);
       continue;
@@ -243,7 +263,7 @@ TEST_P(Links, ABorrowedMessage_StaysWithItsSenderUntilItIsReturned) {
     EXPECT_FALSE(pair[1].Waiting());
   }
   EXPECT_EQ(pair[1].stats().messages_received, 2u);
-  EXPECT_EQ(pair[1].stats().lent_messages, Options().one_copy ? 2u : 0u);
+  EXPECT_EQ(pair[1].stats().lent_messages, OneCopy() ? 2u : 0u);
 }
 
 TEST(Link, ABorrowedMessage_CanBeCancelledAndWithdrawn) {
@@ -289,15 +309,20 @@ TEST_P(Links, CancelledSends) {
   Pair pair(Options());
   const std::vector<std::byte> data = Pattern(3 << 20, 1);
   std::vector<std::byte> buffer(data.size());
-  // Offered and never asked for: the peer lets go of it.
+  // Never asked for: the peer lets go of it.
   pair[0].Send(Info(1, data.size()), data, 1);
-  pair.Run();
+  pair.Turn(1);
+  pair.Turn(0);
+  pair.Turn(1);
+  EXPECT_EQ(pair[1].Unexpected().size(), 1u);
   bool freed = false;
-  EXPECT_FALSE(pair[0].Cancel(true, 1, [&] { freed = true; }));
-  EXPECT_FALSE(freed) << "the peer may be reading";
+  // What is offered the peer may be reading.
+  EXPECT_EQ(pair[0].Cancel(true, 1, [&] { freed = true; }), !GetParam().offered);
+  EXPECT_FALSE(freed);
   pair.Run();
-  EXPECT_TRUE(freed);
+  EXPECT_EQ(freed, GetParam().offered);
   EXPECT_TRUE(pair[1].Unexpected().empty());
+  EXPECT_EQ(pair[1].stats().kept_bytes, 0u);
   EXPECT_EQ(pair.CountOf(0, 1), 0u);
   // While it is taken.
   pair[1].PostRecv(Info(2, data.size()), buffer, 12);
@@ -307,7 +332,7 @@ TEST_P(Links, CancelledSends) {
   pair.Run();
   EXPECT_TRUE(freed);
   EXPECT_EQ(pair.CountOf(0, 2), 0u);
-  if (GetParam()) {
+  if (OneCopy()) {
     EXPECT_EQ(buffer, data)
         << "the receiver had begun, and the memory was left alone until it ended";
   } else {
@@ -338,9 +363,9 @@ TEST(Link, ASendThatWaitsForRoomIsFreeAtOnce) {
 
 TEST_P(Links, DiscardedTags_DropWhatCameAndWhatComes) {
   Pair pair(Options());
-  const std::vector<std::byte> data = Pattern(5000, 1);
+  const std::vector<std::byte> data = Pattern(50'000, 1);
   uint64_t name = 1;
-  for (const size_t size : {100u, 5000u}) {
+  for (const size_t size : {100u, 50'000u}) {
     for (const bool early : {true, false}) {
       if (early) pair[1].Discard(Info(name, size).tag);
       pair[0].Send(Info(name, size), Bytes(data).first(size), name);
@@ -352,7 +377,8 @@ TEST_P(Links, DiscardedTags_DropWhatCameAndWhatComes) {
       }
       EXPECT_TRUE(pair[1].Unexpected().empty());
       if (size > 1024) {
-        EXPECT_FALSE(pair.EventOf(0, name).has_value());
+        // All of it had gone when it was discarded late.
+        EXPECT_EQ(pair.EventOf(0, name).has_value(), !GetParam().offered && !early);
         EXPECT_TRUE(pair[0].Cancel(true, name, nullptr)) << "nobody reads it";
       }
       ++name;
@@ -385,6 +411,113 @@ TEST(Link, EarlyMessagesAreBounded_TheRestIsOffered) {
   pair[0].Send(Info(6, 1000), data, 6);
   pair[0].Send(Info(7, 1000), data, 7);
   EXPECT_TRUE(pair[0].Drained());
+}
+
+PairOptions AtOnce(int64_t eager_buffer_bytes) {
+  PairOptions options;
+  options.eager_max_bytes = 1 << 20;
+  options.eager_buffer_bytes = eager_buffer_bytes;
+  return options;
+}
+
+// Whatever had come when its receive is posted, or when it is discarded or withdrawn. There is room
+// for one such message at a time, so each must give back what it took.
+TEST(Link, AMessageKeptInPart_GoesOnIntoItsReceiveOrAway) {
+  constexpr size_t kSize = 100'000;
+  Pair pair(AtOnce(kSize + kKeptOverheadBytes));
+  uint64_t name = 1;
+  for (const char* end : {"posted", "discarded", "withdrawn"}) {
+    for (int turns = 0; turns < 12; turns += 2) {
+      SCOPED_TRACE(std::string(end) + " after " + std::to_string(turns));
+      const std::vector<std::byte> data = Pattern(kSize, name);
+      std::vector<std::byte> buffer(kSize);
+      pair[0].Send(Info(name, kSize), data, name);
+      for (int i = 0; i < turns; ++i) pair.Turn((i + 1) % 2);
+      EXPECT_FALSE(pair.EventOf(0, name).has_value()) << "it does not show what it should";
+      if (end == std::string("posted")) {
+        pair[1].PostRecv(Info(name, kSize), buffer, 100 + name);
+        pair.Run();
+        EXPECT_TRUE(pair.EventOf(0, name).has_value() && pair.EventOf(1, 100 + name).has_value());
+        EXPECT_EQ(buffer, data);
+      } else if (end == std::string("discarded")) {
+        pair[1].Discard(Info(name, kSize).tag);
+        pair.Run();
+        EXPECT_FALSE(pair.EventOf(0, name).has_value());
+        EXPECT_TRUE(pair[0].Cancel(true, name, nullptr));
+      } else {
+        EXPECT_TRUE(pair[0].Cancel(true, name, nullptr));
+        pair.Run();
+      }
+      EXPECT_EQ(pair[1].stats().kept_bytes, 0u);
+      EXPECT_TRUE(pair[1].Unexpected().empty());
+      EXPECT_TRUE(pair[0].Drained() && pair[1].Drained());
+      ++name;
+    }
+  }
+  EXPECT_EQ(pair[1].stats().fetched_bytes, 0u) << "one of them was offered for want of room";
+}
+
+// Else its bytes would be copied once more, into memory of their own.
+TEST(Link, WhatIsEarlyStaysInTheRing_WhatIsUrgentDoesNot) {
+  Pair pair(AtOnce(1 << 20));
+  const std::vector<std::byte> data = Pattern(100'000, 1);
+  std::vector<std::byte> buffer(data.size());
+  const auto turn = [&](size_t end) {
+    Deliveries d;
+    const bool worked = pair[end].HasWork() && pair[end].Drain(&d, /*early=*/false);
+    pair.Take(end, &d);
+    return worked;
+  };
+  pair[0].Send(Info(1, data.size()), data, 1);
+  while (turn(0)) {
+  }
+  EXPECT_FALSE(pair[1].HasWork());
+  EXPECT_TRUE(pair[1].Unexpected().empty());
+  // Wanted: it comes, and what is behind it stays again.
+  pair[1].PostRecv(Info(1, data.size()), buffer, 11);
+  EXPECT_TRUE(pair[1].HasWork());
+  while (!pair.EventOf(0, 1)) {
+    turn(0);
+    if (!pair.EventOf(0, 1)) turn(1);
+  }
+  pair[0].Send(Info(3, 8), Bytes(data).first(8), 3);
+  while (turn(1)) {
+  }
+  ASSERT_TRUE(pair.EventOf(1, 11).has_value());
+  EXPECT_EQ(buffer, data);
+  EXPECT_TRUE(pair[1].Unexpected().empty());
+  // A put, or a record that is no message, takes along what is before it.
+  core::MessageInfo put = Info(4, 8);
+  put.tag = {core::kPutTagHi, 4};
+  pair[0].Send(put, Bytes(data).first(8), 4);
+  EXPECT_TRUE(turn(1));
+  EXPECT_EQ(pair[1].Unexpected().back().tag, put.tag);
+  pair[0].Send(Info(5, 8), Bytes(data).first(8), 5);
+  EXPECT_FALSE(turn(1));
+  pair[0].SendControl("urgent");
+  EXPECT_TRUE(turn(1));
+  EXPECT_EQ(pair[1].Unexpected().back().tag, Info(5, 0).tag);
+  // A record that finds no room behind what is early.
+  uint64_t token = 100;
+  for (; pair[0].stats().ring_full == 0; ++token)
+    pair[0].Send(Info(token, 900), Bytes(data).first(900), token);
+  EXPECT_TRUE(turn(1));
+}
+
+TEST(Link, AMessageThatItsSenderDidNotFinish_EndsWithTheSender) {
+  Pair pair(AtOnce(1 << 20));
+  const std::vector<std::byte> data = Pattern(100'000, 1);
+  std::vector<std::byte> buffer(data.size());
+  for (const uint64_t name : {1, 2}) pair[0].Send(Info(name, data.size()), data, name);
+  pair[1].PostRecv(Info(1, data.size()), buffer, 11);
+  for (int i = 1; i < 4; ++i) pair.Turn(i % 2);
+  pair[0].Abort(Status::Error(StatusCode::kAborted, "shut down"));
+  pair.Run();
+  for (const uint64_t token : {1, 2})
+    EXPECT_EQ(pair.EventOf(0, token)->status.code, StatusCode::kAborted);
+  ASSERT_EQ(pair.CountOf(1, 11), 1u);
+  EXPECT_EQ(pair.EventOf(1, 11)->status.code, StatusCode::kPeerLost);
+  EXPECT_TRUE(pair[1].Unexpected().empty());
 }
 
 }  // namespace

@@ -209,24 +209,27 @@ bool Messenger::Waiting() const {
   return std::ranges::any_of(served_, [](const Link* link) { return link->Waiting(); });
 }
 
-bool Messenger::Poll() {
+bool Messenger::Poll() { return ServeAll(/*early=*/false); }
+
+// `early`: also what is early.
+bool Messenger::ServeAll(bool early) {
   if (!connected_.load(std::memory_order_acquire)) return false;
   // Counted before the flag is read, which Shutdown sets before it reads the count: it either waits
   // for this thread, or this thread sees that it is too late. (seq_cst.)
   serving_.fetch_add(1, std::memory_order_seq_cst);
   bool worked = false;
   if (!stopping_.load(std::memory_order_seq_cst)) {
-    for (Link* link : served_) worked |= Serve(link);
+    for (Link* link : served_) worked |= Serve(link, early);
   }
   serving_.fetch_sub(1, std::memory_order_seq_cst);
   return worked;
 }
 
-bool Messenger::Serve(Link* link) {
+bool Messenger::Serve(Link* link, bool early) {
   bool worked = false;
-  if (link->HasWork()) {
+  if (early || link->HasWork()) {
     Deliveries deliveries;
-    worked = link->Drain(&deliveries);
+    worked = link->Drain(&deliveries, early);
     Deliver(link, &deliveries);
   }
   if (!link->HasPiece()) return worked;
@@ -276,7 +279,7 @@ Messenger::PollScope::~PollScope() {
     // one be awake, the word costs a peer one ring too many. One that the own thread has set
     // meanwhile is newer, and stays.
     uint32_t awake = kAwake;
-    header->sleeping.compare_exchange_strong(awake, kAsleepButForPuts, std::memory_order_seq_cst);
+    header->sleeping.compare_exchange_strong(awake, kAsleepButForUrgent, std::memory_order_seq_cst);
     std::atomic_thread_fence(std::memory_order_seq_cst);  // and the look into the rings after it
     if (!m.HasWork()) return;
   }
@@ -308,7 +311,7 @@ void Messenger::Sleep() {
   const bool others = pollers_.load(std::memory_order_seq_cst) > 0;
   const bool waiting = Waiting();
   if (!others) {
-    header->sleeping.store(waiting ? kAsleep : kAsleepButForPuts, std::memory_order_seq_cst);
+    header->sleeping.store(waiting ? kAsleep : kAsleepButForUrgent, std::memory_order_seq_cst);
   }
   // Between that store and the look into the rings; see RingIfAsleep.
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -335,7 +338,7 @@ void Messenger::CheckLinks(Nanos now) {
 std::vector<Messenger::Unexpected> Messenger::Inspect() {
   std::vector<Unexpected> all;
   if (!connected_.load(std::memory_order_acquire)) return all;
-  Poll();  // what nothing here waits for may still lie in the rings
+  ServeAll(/*early=*/true);  // what nothing here waits for may still lie in the rings
   for (const Link* link : served_) {
     for (const core::MessageInfo& info : link->Unexpected()) all.push_back({link->peer(), info});
   }

@@ -8,8 +8,8 @@
 // is outstanding.
 //
 // Peers ring only while something here waits for them (and when a ring is full): what comes early
-// is found by the operation that wants it, and programs in step with each other wake nobody. A put
-// is asked for by nobody here, so it rings whenever nobody looks.
+// stays in the ring until an operation wants it, and programs in step with each other wake nobody.
+// What is urgent (record.h), such as a put that nobody here asks for, rings whenever nobody looks.
 //
 // Sleep and wake-up. `asleep_` says that the thread sleeps or is about to, `pollers_` how many
 // others serve, and `sleeping` in the segment whether peers must ring. A call that makes something
@@ -120,7 +120,8 @@ class Messenger final {
   Result<std::unique_ptr<Link>> OpenLink(ProcessId peer, const Address& address,
                                          uint32_t their_slot, uint32_t my_slot,
                                          uint64_t session) const;
-  bool Serve(Link* link);
+  bool ServeAll(bool early);
+  bool Serve(Link* link, bool early);
   void Deliver(Link* link, Deliveries* deliveries);
   bool HasWork() const;
   bool Waiting() const;

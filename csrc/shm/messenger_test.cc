@@ -136,16 +136,18 @@ class Group final {
 };
 
 struct Mode {
-  bool one_copy, poll;
+  const char* name;
+  bool one_copy, at_once, poll;
 };
 class Messengers : public ::testing::TestWithParam<Mode> {};
 INSTANTIATE_TEST_SUITE_P(Ways, Messengers,
-                         ::testing::Values(Mode{true, false}, Mode{true, true}, Mode{false, false},
-                                           Mode{false, true}),
-                         [](const auto& info) {
-                           return std::string(info.param.one_copy ? "OneCopy" : "TwoCopies") +
-                                  (info.param.poll ? "Polled" : "Own");
-                         });
+                         ::testing::Values(Mode{"OneCopyOwn", true, false, false},
+                                           Mode{"OneCopyPolled", true, false, true},
+                                           Mode{"TwoCopiesOwn", false, false, false},
+                                           Mode{"TwoCopiesPolled", false, false, true},
+                                           Mode{"AtOnceOwn", true, true, false},
+                                           Mode{"AtOncePolled", true, true, true}),
+                         [](const auto& info) { return info.param.name; });
 
 // A peer that sleeps because it waits for nothing hears of it all the same, and one that waits
 // hears it before the loss.
@@ -169,6 +171,7 @@ TEST(Messenger, WhatIsSaidBeforeALeaveIsHeardBeforeTheLoss) {
 TEST_P(Messengers, EverybodyToEverybody) {
   Config config;
   config.shm_one_copy = GetParam().one_copy;
+  config.shm_eager_bytes = GetParam().at_once ? 4 << 20 : 8192;
   config.shm_ring_bytes = 16384;
   constexpr size_t kProcesses = 3, kMessages = 60;
   Group group(kProcesses, config);
@@ -327,7 +330,7 @@ TEST(Messenger, Shutdown_WaitsForSendsAndAnswersLaterCalls) {
 
 TEST(Messenger, Shutdown_NamesWhoDidNotTakeItsMessage) {
   Group group(2);
-  const std::vector<std::byte> data = Pattern(100'000, 1);
+  const std::vector<std::byte> data = Pattern(1'000'000, 1);
   group[0].Send(Group::Id(1), Info(1, data.size()), data, 1);
   const Status status = group[0].Shutdown(FromMillis(50));
   EXPECT_EQ(status.code, StatusCode::kPeerTimeout);
@@ -420,8 +423,14 @@ class Child : public ::testing::Test {
   std::unique_ptr<Messenger> messenger_;
 };
 
-TEST_F(Child, ExchangesThenIsKilled) {
-  ASSERT_NO_FATAL_FAILURE(Begin({}));
+class ChildThatIsSentAll : public Child, public ::testing::WithParamInterface<int64_t> {};
+INSTANTIATE_TEST_SUITE_P(Eager, ChildThatIsSentAll, ::testing::Values(8192, 4 << 20),
+                         [](const auto& info) { return info.param > 8192 ? "AtOnce" : "Offered"; });
+
+TEST_P(ChildThatIsSentAll, ExchangesThenIsKilled) {
+  Config config;
+  config.shm_eager_bytes = GetParam();
+  ASSERT_NO_FATAL_FAILURE(Begin(config));
   const std::vector<std::byte> data = Pattern(2 << 20, 1);
   std::vector<std::byte> buffer(data.size()), rest(100);
   messenger_->PostRecv(ProcessId{1}, Info(2, buffer.size()), buffer, 2);
@@ -434,6 +443,7 @@ TEST_F(Child, ExchangesThenIsKilled) {
   ASSERT_TRUE(sink_.Wait(3) && sink_.Wait(4) && sink_.WaitLost());
   EXPECT_EQ(sink_.StatusOf(3).code, StatusCode::kPeerLost);
   EXPECT_EQ(sink_.StatusOf(3).process, 1);
+  EXPECT_EQ(sink_.StatusOf(4).code, StatusCode::kPeerLost);
   EXPECT_NE(sink_.StatusOf(3).detail.find("died"), std::string::npos);
   EXPECT_EQ(sink_.lost().size(), 1u);
   messenger_->Send(ProcessId{1}, Info(5, 8), Bytes(data).first(8), 5);

@@ -1,27 +1,31 @@
 // What two processes say to each other through the rings of one host.
 //
-// A message that is small, or has a receiver already known to have room for it, travels inside a
-// record. A large one is offered by a description and fetched by the receiver: in one copy straight
-// from the sender's memory, or, where the kernel forbids that, in fragments through the ring.
+// A message that is not large is sent at once: in one record, or its first part with the
+// description and the rest in fragments. A large one is offered by a description and fetched by the
+// receiver: in one copy straight from the sender's memory, or, where the kernel forbids that, in
+// fragments through the ring.
 //
 //   sender                                  receiver
 //   kMessage info, bytes          ->        copied into the buffer, or kept until one is posted
+//   kFragment offset, bytes       ->        until all that `info` speaks of are there
 //   kOffer   info, address        ->        waits for its buffer, then
 //                                 <- kDone      it has read the memory (one copy)
 //                                 <- kWant      it asks for the bytes instead
-//   kFragment offset, bytes       ->        until all are there
+//   kFragment offset, bytes       ->        likewise
 //                                 <- kRefused   its buffer has another digest or size; `info` is
 //                                 its
 //                                               own
 //                                 <- kDropped   it will not take it (the operation failed there)
 //   kWithdraw                     ->        please stop; answered by kDone or kDropped, whichever
-//                                           comes first, and then the memory is the sender's again
+//                                           comes first, and then the memory is the sender's again.
+//                                           Of one in fragments: no more of them come
 //   kControl text                 ->        handed to the user of the other side
 //                                 <- kDone      who has seen it
 //   kLeaving                      ->        the last record: the sender has shut down in order
 //
-// `id` numbers the offers and controls of one direction. Records between two processes keep their
-// order.
+// `id` numbers the offers, the messages in several records and the controls of one direction, from
+// 1. Records between two processes keep their order. Messages, offers and fragments are read when
+// the receiver waits for something of the sender; all other records, and puts, are urgent.
 #pragma once
 
 #include <algorithm>

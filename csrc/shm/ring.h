@@ -30,6 +30,7 @@ struct RingHeader {
   alignas(64) std::atomic<uint64_t> session;  // by the writer, before its first record
   std::atomic<uint32_t> writer_waits;         // set by a writer that found no room
   std::atomic<uint32_t> writer_gave_up;       // by the writer: trust nothing of mine any more
+  std::atomic<uint64_t> urgent;               // by the writer: up to here it must be read soon
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "shared between processes");
 
@@ -83,6 +84,9 @@ class RingWriter final {
     tail_ = next_;
     header_->tail.store(tail_, std::memory_order_release);
   }
+  // What was committed must be read also by a reader that waits for nothing. (Release, and after
+  // the tail: whoever sees it sees the records.)
+  void Urge() { header_->urgent.store(tail_, std::memory_order_release); }
   // Asks the reader to ring when it has made room. The caller must try once more afterwards: the
   // reader may have made room just before it could see the wish. (seq_cst on both sides: either the
   // reader sees the wish, or this side sees the new head.)
@@ -153,6 +157,11 @@ class RingReader final {
   bool empty() const {
     return header_->tail.load(std::memory_order_acquire) ==
            header_->head.load(std::memory_order_acquire);
+  }
+  // Any thread; a hint. Whether something that is there must be read soon.
+  bool urged() const {
+    const uint64_t urgent = header_->urgent.load(std::memory_order_acquire);
+    return urgent > header_->head.load(std::memory_order_acquire) && !empty();
   }
   RingHeader* header() const { return header_; }
 

@@ -95,6 +95,26 @@ TEST(Ring, AWriterThatWaitsIsToldOnce) {
   EXPECT_TRUE(WriteOne(&writer, id, 200));
 }
 
+TEST(Ring, WhatIsUrgedIsSoUntilItIsRead) {
+  auto memory = std::make_unique<Memory>();
+  RingWriter writer(&memory->header, memory->bytes, kBytes);
+  RingReader reader(&memory->header, memory->bytes, kBytes);
+  RingReader::Record record;
+  ASSERT_TRUE(WriteOne(&writer, 1, 8));
+  EXPECT_FALSE(reader.urged());
+  ASSERT_TRUE(WriteOne(&writer, 2, 8));
+  writer.Urge();
+  ASSERT_TRUE(WriteOne(&writer, 3, 8));
+  for (int left = 3; left > 0; --left) {
+    EXPECT_EQ(reader.urged(), left > 1) << left;
+    ASSERT_EQ(reader.Peek(&record), RingReader::Front::kRecord);
+    reader.Pop();
+  }
+  // Of a writer of ill will, nothing there.
+  memory->header.urgent.store(UINT64_MAX);
+  EXPECT_FALSE(reader.urged());
+}
+
 TEST(Ring, TwoThreads) {
   auto memory = std::make_unique<Memory>();
   constexpr uint64_t kRecords = 50'000;

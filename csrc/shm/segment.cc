@@ -17,7 +17,7 @@ namespace uccl::shm {
 namespace {
 
 // "uccl shm", and the version of the layout and of the records (record.h) in the last byte.
-constexpr uint64_t kMagic = 0x7563636c73686d01ull;
+constexpr uint64_t kMagic = 0x7563636c73686d02ull;
 constexpr size_t kHeaderBytes = 4096;
 constexpr size_t kSmallestRing = 4096;
 static_assert(sizeof(SegmentHeader) <= kHeaderBytes);

@@ -31,7 +31,7 @@ struct SegmentHeader {
   int64_t eager_buffer_bytes = 0;  // the owner keeps for each writer, before a receive is posted
   // The doorbell (doorbell.h), rung by all peers.
   alignas(64) std::atomic<uint32_t> bell;
-  std::atomic<uint32_t> sleeping;  // kAwake, kAsleep or kAsleepButForPuts
+  std::atomic<uint32_t> sleeping;  // kAwake, kAsleep or kAsleepButForUrgent
   // Turns of the owner's thread, which a peer may ask for by ringing: whether it still runs.
   alignas(64) std::atomic<uint64_t> turns;
 };

@@ -141,8 +141,13 @@ EVERY_COLLECTIVE = """
 # How processes of one host talk, by name.
 WAYS = {
     "network": {"JAX_UCCL_SHARED_MEMORY": "off"},
-    "one copy": {"JAX_UCCL_SHARED_MEMORY": "on"},
-    "two copies": {"JAX_UCCL_SHARED_MEMORY": "on", "JAX_UCCL_SHM_ONE_COPY": "0"},
+    "shared memory": {"JAX_UCCL_SHARED_MEMORY": "on"},
+    "one copy": {"JAX_UCCL_SHARED_MEMORY": "on", "JAX_UCCL_SHM_EAGER_BYTES": "100"},
+    "two copies": {
+        "JAX_UCCL_SHARED_MEMORY": "on",
+        "JAX_UCCL_SHM_EAGER_BYTES": "100",
+        "JAX_UCCL_SHM_ONE_COPY": "0",
+    },
     # Kernels, FIFOs and proxies under the operations, also between devices of one process.
     "fifos": {"JAX_UCCL_EXECUTOR": "fifo"},
     "fifos, network": {"JAX_UCCL_EXECUTOR": "fifo", "JAX_UCCL_SHARED_MEMORY": "off"},
@@ -166,6 +171,7 @@ def test_results_are_bit_identical_in_every_process_model() -> None:
     for *layout, way in [
         (2, 4, "one copy"),
         (4, 2, "two copies"),
+        (4, 2, "shared memory"),
         (8, 1, "network"),
         (1, 8, "fifos"),
         (2, 4, "fifos, network"),
@@ -183,6 +189,7 @@ def test_results_are_bit_identical_in_every_process_model() -> None:
         (2, 4, "one copy"),
         (4, 2, "network"),
         (4, 2, "two copies"),
+        (4, 2, "shared memory"),
         (8, 1, "one copy"),
         (1, 8, "fifos"),
         (2, 4, "fifos"),
