@@ -44,6 +44,11 @@ def test_equals_the_oracle(ranks, layout, mode, mesh_of):
     moe_checks.check(mesh_of, idx, 4 * ranks, capacity=7, dtype=ml_dtypes.bfloat16, **options)
 
 
+def test_gateways_in_another_order_than_their_hosts(mesh_of):
+    idx = oracle.routing(np.random.default_rng(4), 4, 9, 4, 16, masked=0.1)
+    moe_checks.check(mesh_of, idx, 16, hosts=[0, 0, 1, 0], **NATIVE)
+
+
 @ways
 def test_one_expert_takes_everything_and_nobody_anything(way, mesh_of):
     options = dict(layout="expert_major", **way, **NATIVE)

@@ -123,21 +123,24 @@ Status ReadArrays(ffi::RemainingArgs rest, size_t first,
   return Status::Ok();
 }
 
-// x [rows, ...], index [entries], send_counts, receive_counts [ranks], places [entries, width],
-// vacant [any] -> [rows, ...]. Without entries index and places mean all rows as they lie.
+constexpr size_t kExchangeArrays = 6;
+
+// x [rows, ...], index [entries], offsets and counts of what is sent, counts of what comes [ranks],
+// places [entries, width], vacant [any] -> [rows, ...]. Without entries index and places mean all
+// rows as they lie.
 Status ReadExchange(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi::AnyBuffer& y,
                     ffi::RemainingRets, moe::RowExchange* e) {
   if (x.element_type() != y.element_type() || RowBytes(x) != RowBytes(y) || Rows(x) == 0)
     return Invalid("operand and result must have rows, of one type and size");
-  std::span<const int32_t> arrays[5];
+  std::span<const int32_t> arrays[kExchangeArrays];
   if (Status s = ReadArrays(rest, 0, arrays); !s.ok()) return s;
-  const auto& [index, send_counts, receive_counts, places, vacant] = arrays;
+  const auto& [index, offsets, send_counts, receive_counts, places, vacant] = arrays;
   e->row_bytes = RowBytes(x);
-  e->out = {Data(x), Rows(x), nullptr, Rows(x), send_counts};
+  e->out = {Data(x), Rows(x), nullptr, Rows(x), offsets, send_counts};
   if (!index.empty()) e->out.index = index.data(), e->out.entries = index.size();
   e->in = {Data(y), Rows(y), nullptr, Rows(y), 1, receive_counts};
   if (!places.empty()) {
-    const auto dims = rest.get<ffi::AnyBuffer>(3)->dimensions();
+    const auto dims = rest.get<ffi::AnyBuffer>(4)->dimensions();
     if (dims.size() != 2) return Invalid("places must be a table");
     e->in.places = places.data();
     e->in.entries = static_cast<uint64_t>(dims[0]), e->in.width = static_cast<uint32_t>(dims[1]);
@@ -147,14 +150,14 @@ Status ReadExchange(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi:
 }
 
 // Likewise with x and `index` those of the second leg, then hosts [ranks], gateways [ranks, hosts],
-// and of the first leg index [entries], send_counts, receive_counts [ranks] -> the relayed rows as
-// the third result.
+// and of the first leg index [entries], offsets and counts of what is sent, counts of what comes
+// [ranks] -> the relayed rows as the third result.
 Status ReadRelay(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi::AnyBuffer& y,
                  ffi::RemainingRets more, moe::RowExchange* e) {
   if (Status s = ReadExchange(x, rest, y, more, e); !s.ok()) return s;
-  std::span<const int32_t> arrays[5];
-  if (Status s = ReadArrays(rest, 5, arrays); !s.ok()) return s;
-  const auto& [hosts, gateways, index, send_counts, receive_counts] = arrays;
+  std::span<const int32_t> arrays[6];
+  if (Status s = ReadArrays(rest, kExchangeArrays, arrays); !s.ok()) return s;
+  const auto& [hosts, gateways, index, offsets, send_counts, receive_counts] = arrays;
   if (more.size() < 2) return Invalid("needs a result for the relayed rows");
   auto relayed = more.get<ffi::AnyBuffer>(1);
   if (!relayed.has_value() || (*relayed)->element_type() != x.element_type() ||
@@ -164,7 +167,7 @@ Status ReadRelay(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi::An
   moe::RelayRows relay;
   relay.hosts = hosts, relay.gateways = gateways;
   relay.num_hosts = static_cast<uint32_t>(gateways.size() / hosts.size());
-  relay.out = {Data(x), Rows(x), index.data(), index.size(), send_counts};
+  relay.out = {Data(x), Rows(x), index.data(), index.size(), offsets, send_counts};
   relay.in = {Data(**relayed), Rows(**relayed), nullptr, Rows(**relayed), 1, receive_counts};
   e->out.rows = relay.in.rows, e->out.num_rows = relay.in.num_rows;
   e->relay = relay;

@@ -23,25 +23,33 @@ struct Range {
   uint64_t first = 0, count = 0;
 };
 
-// Those of each rank, which lie one after the other.
-Result<std::vector<Range>> RangesOf(std::span<const int32_t> counts, uint64_t entries,
+// Those of each rank; without `offsets` they lie one after the other.
+Result<std::vector<Range>> RangesOf(const std::span<const int32_t>* offsets,
+                                    std::span<const int32_t> counts, uint64_t entries,
                                     uint32_t ranks, const char* what) {
-  if (counts.size() != ranks) {
+  if (counts.size() != ranks || (offsets != nullptr && offsets->size() != ranks)) {
     return Invalid(std::to_string(counts.size()) + " counts of rows to " + what + " for " +
                    std::to_string(ranks) + " ranks");
   }
   std::vector<Range> ranges;
-  uint64_t total = 0;
-  for (const int32_t count : counts) {
-    if (count < 0) return Invalid(std::to_string(count) + " rows to " + what);
-    ranges.push_back({total, static_cast<uint64_t>(count)});
-    total += static_cast<uint64_t>(count);
-  }
-  if (total > entries) {
-    return Invalid(std::to_string(total) + " rows to " + what + ", but " + std::to_string(entries) +
-                   " entries say which");
+  int64_t end = 0;
+  for (uint32_t r = 0; r < ranks; ++r) {
+    const int64_t first = offsets == nullptr ? end : (*offsets)[r];
+    end = first + counts[r];
+    if (first < 0 || counts[r] < 0 || static_cast<uint64_t>(end) > entries) {
+      return Invalid(std::to_string(counts[r]) + " rows to " + what + " from " +
+                     std::to_string(first) + " on, but " + std::to_string(entries) +
+                     " entries say which");
+    }
+    ranges.push_back({static_cast<uint64_t>(first), static_cast<uint64_t>(counts[r])});
   }
   return ranges;
+}
+Result<std::vector<Range>> RangesOf(const SentRows& rows, uint32_t ranks) {
+  return RangesOf(&rows.offsets, rows.counts, rows.entries, ranks, "send");
+}
+Result<std::vector<Range>> RangesOf(const PlacedRows& rows, uint32_t ranks) {
+  return RangesOf(nullptr, rows.counts, rows.entries, ranks, "receive");
 }
 
 // Whole rows, or bytes [column, column + bytes) of one.
@@ -136,9 +144,9 @@ class ExchangeRun final {
     if (x_.relay.has_value()) {
       if (Status status = ListHops(&to, &from); !status.ok()) return status;
     }
-    auto out = RangesOf(x_.out.counts, x_.out.entries, ranks_, "send");
+    auto out = RangesOf(x_.out, ranks_);
     if (!out.ok()) return out.status();
-    auto in = RangesOf(x_.in.counts, x_.in.entries, ranks_, "receive");
+    auto in = RangesOf(x_.in, ranks_);
     if (!in.ok()) return in.status();
     out_ = out.value(), in_.assign(ranks_, {});
     source_ends_.resize(ranks_);
@@ -195,9 +203,9 @@ class ExchangeRun final {
     for (uint32_t host = 0; host < relay.num_hosts; ++host)
       hop_to[gateway(me_, static_cast<int32_t>(host))] = true;
 
-    auto out = RangesOf(relay.out.counts, relay.out.entries, ranks_, "send");
+    auto out = RangesOf(relay.out, ranks_);
     if (!out.ok()) return out.status();
-    auto in = RangesOf(relay.in.counts, relay.in.entries, ranks_, "relay");
+    auto in = RangesOf(relay.in, ranks_);
     if (!in.ok()) return in.status();
     hop_out_ = out.value(), hop_in_ = in.value();
     for (uint32_t peer = 0; peer < ranks_; ++peer) {

@@ -31,13 +31,14 @@
 
 namespace uccl::moe {
 
-// What leaves: entry n is row index[n] of `rows`. Entries for rank 0 come first, then those for 1.
+// What leaves: entry n is row index[n] of `rows`. Those for rank r are counts[r] from offsets[r]
+// on.
 struct SentRows {
   const std::byte* rows = nullptr;
   uint64_t num_rows = 0;
   const int32_t* index = nullptr;  // [entries]; null: n itself
   uint64_t entries = 0;
-  std::span<const int32_t> counts;  // for each rank
+  std::span<const int32_t> offsets, counts;  // for each rank
 };
 
 // What comes: entry n becomes rows places[n, 0], places[n, 1], ... of `rows`, those that are not

@@ -86,8 +86,8 @@ struct Routing {
 // The buffers and tables of one rank in one use, made token by token.
 struct Side {
   std::vector<std::byte> x, out, relayed;
-  std::vector<int32_t> index, send_counts, receive_counts, vacant, places;
-  std::vector<int32_t> hosts, gateways, hop_index, hop_counts, relay_counts;
+  std::vector<int32_t> index, send_offsets, send_counts, receive_counts, vacant, places;
+  std::vector<int32_t> hosts, gateways, hop_index, hop_offsets, hop_counts, relay_counts;
   std::vector<uint64_t> waited;
   RowExchange exchange;
 
@@ -105,9 +105,10 @@ struct Side {
     }
     out.assign(r.rows_there * job.row_bytes, kOld);
     exchange.row_bytes = job.row_bytes;
-    exchange.out = {x.data(), job.tokens, nullptr, 0, {}};
+    exchange.out = {x.data(), job.tokens, nullptr, 0, {}, {}};
     if (hosts.empty()) {
       for (uint32_t d = 0; d < job.ranks; ++d) {
+        send_offsets.push_back(static_cast<int32_t>(index.size()));
         for (uint32_t t = 0; t < job.tokens; ++t) {
           if (!r.goes[me][t][d]) continue;
           index.push_back(static_cast<int32_t>(t));
@@ -137,7 +138,8 @@ struct Side {
       if (n % 3 == 0) vacant.push_back(-1);
     }
     exchange.out.index = job.in_order && hosts.empty() ? nullptr : index.data();
-    exchange.out.entries = index.size(), exchange.out.counts = send_counts;
+    exchange.out.entries = index.size();
+    exchange.out.offsets = send_offsets, exchange.out.counts = send_counts;
     exchange.in = {out.data(),
                    r.rows_there,
                    job.in_order ? nullptr : places.data(),
@@ -167,12 +169,15 @@ struct Side {
       for (uint32_t d = 0; d < job.ranks; ++d) goes |= r.goes[s][t][d] && hosts[d] == host;
       return goes;
     };
-    for (uint32_t g = 0; g < job.ranks; ++g) {
-      if (gateway(me, hosts[g]) != g) continue;
+    // By host, which is not the order of their gateways.
+    hop_offsets.resize(job.ranks);
+    for (int32_t host = 0; host < static_cast<int32_t>(num_hosts); ++host) {
+      const uint32_t to = gateway(me, host);
+      hop_offsets[to] = static_cast<int32_t>(hop_index.size());
       for (uint32_t t = 0; t < job.tokens; ++t) {
-        if (!goes_to_host(me, t, hosts[g])) continue;
+        if (!goes_to_host(me, t, host)) continue;
         hop_index.push_back(static_cast<int32_t>(t));
-        ++hop_counts[g];
+        ++hop_counts[to];
       }
     }
     std::vector<std::pair<uint32_t, uint32_t>> tokens;  // that are relayed here
@@ -184,6 +189,7 @@ struct Side {
       }
     }
     for (uint32_t d = 0; d < job.ranks; ++d) {
+      send_offsets.push_back(static_cast<int32_t>(index.size()));
       for (size_t n = 0; n < tokens.size() && hosts[d] == hosts[me]; ++n) {
         if (!r.goes[tokens[n].first][tokens[n].second][d]) continue;
         index.push_back(static_cast<int32_t>(n));
@@ -193,7 +199,7 @@ struct Side {
     relayed.assign((tokens.size() + 1) * job.row_bytes, kOld);
     RelayRows relay;
     relay.hosts = hosts, relay.gateways = gateways, relay.num_hosts = num_hosts;
-    relay.out = {x.data(), job.tokens, hop_index.data(), hop_index.size(), hop_counts};
+    relay.out = {x.data(), job.tokens, hop_index.data(), hop_index.size(), hop_offsets, hop_counts};
     relay.in = {relayed.data(), tokens.size(), nullptr, tokens.size(), 1, relay_counts};
     exchange.relay = relay;
     exchange.out.rows = relayed.data(), exchange.out.num_rows = tokens.size();
@@ -334,9 +340,9 @@ TEST(Throughput, RowsAreForwardedAsTheyCome) {
   gateway.row_bytes = kRow;
   gateway.relay = RelayRows{};
   gateway.relay->hosts = hosts, gateway.relay->gateways = gateways, gateway.relay->num_hosts = 2;
-  gateway.relay->out.counts = none;
+  gateway.relay->out.offsets = gateway.relay->out.counts = none;
   gateway.relay->in = {relayed.data(), 2, nullptr, 2, 1, hop_in};
-  gateway.out = {relayed.data(), 2, nullptr, 2, on};
+  gateway.out = {relayed.data(), 2, nullptr, 2, none, on};
   gateway.in.counts = none;
   std::vector<uint64_t> waited(3);
   std::thread forwards([&] {
@@ -409,8 +415,9 @@ TEST(Throughput, RefusesTablesThatDoNotFit) {
   says([](Side*) {}, "not refused");
   says([](Side* s) { s->exchange.row_bytes = 0; }, "without bytes");
   says([](Side* s) { s->send_counts[1] = -1; }, "-1 rows to send");
-  says([](Side* s) { s->send_counts[1] = 3; }, "7 rows to send, but 6 entries");
-  says([](Side* s) { s->receive_counts[1] = 3; }, "7 rows to receive, but 6 entries");
+  says([](Side* s) { s->send_offsets[1] = -1; }, "2 rows to send from -1 on");
+  says([](Side* s) { s->send_offsets[1] = 5; }, "2 rows to send from 5 on, but 6 entries");
+  says([](Side* s) { s->receive_counts[1] = 3; }, "2 rows to receive from 5 on, but 6 entries");
   says([](Side* s) { s->exchange.in.counts = {}; }, "0 counts of rows to receive for 3 ranks");
   says([](Side* s) { s->receive_counts[0] = 1; }, "2 rows from rank 0 to itself, which expects 1");
   says([](Side* s) { s->index[1] = 2; }, "a row to keep lies outside");
@@ -426,7 +433,7 @@ TEST(Throughput, RefusesTablesThatDoNotFit) {
   says([](Side* s) { s->hop_counts = {1, 1, 2}; }, "neither of which is the other's gateway");
   says([](Side* s) { s->hop_counts[0] = 1; }, "other rows from itself");
   says([](Side* s) { s->send_counts[0] = 3; }, "3 rows from rank 0 to itself, which expects 4");
-  says([](Side* s) { s->send_counts = {4, 3, 1}; }, "rank 2, which is on another host");
+  says([](Side* s) { s->send_counts = {4, 3, 1}, s->send_offsets[2] = 7; }, "is on another host");
 }
 
 TEST(Throughput, ARowThatIsNotThereIsNotSent) {
@@ -436,7 +443,8 @@ TEST(Throughput, ARowThatIsNotThereIsNotSent) {
   Side side(job, routing, 0, 0);
   std::vector<int32_t> index = {1, 2, static_cast<int32_t>(job.tokens)}, to_one = {0, 3}, none(2);
   side.exchange.out.index = index.data(), side.exchange.out.entries = 3;
-  side.exchange.out.counts = to_one, side.exchange.in.counts = none;
+  side.exchange.out.offsets = none, side.exchange.out.counts = to_one;
+  side.exchange.in.counts = none;
   const Status status = ThroughputProgram(side.exchange, side.waited.data()).Run(all.pipes[0], 0);
   EXPECT_EQ(status.code, StatusCode::kInvalidArgument);
   EXPECT_NE(status.detail.find("a row to send lies outside"), std::string::npos) << status.detail;

@@ -2,12 +2,13 @@
 
 Throughput (csrc/moe/throughput.h); the numbers of rows are known on both ends:
 
-    native_exchange_p: x [N, ...], index [M], send_counts, recv_counts [n], places [R, W], vacant [any]
+    native_exchange_p: x [N, ...], index [M], send_offsets, send_counts, recv_counts [n], places [R, W], vacant [any]
                        -> [rows, ...], waited
-        row x[index[m]] goes to the rank whose turn it is by `send_counts`; what comes, by source rank, becomes row
-        places[r, w] for each w. Empty `index` and `places` mean all rows as they lie. Rows in `vacant` are zeros
-    native_relay_p: the same, the index being that of the second of two levels, then hosts [n], gateways [n, H] and of
-                    the first level index, send_counts and recv_counts -> [rows, ...], waited, relayed
+        rows x[index[m]] go to rank r for `send_counts[r]` m from `send_offsets[r]` on; what comes, by source rank,
+        becomes rows places[i, w] for each w. Empty `index` and `places` mean all rows as they lie. Rows in `vacant`
+        are zeros
+    native_relay_p: the same, what is sent being that of the second of two levels, then hosts [n], gateways [n, H] and
+                    of the first level index, send_offsets, send_counts, recv_counts -> [rows, ...], waited, relayed
 
 Low latency (csrc/moe/exchange_program.h); nothing tells a rank beforehand how much comes, and copies leave as soon as
 this rank's own choices are known:
@@ -39,6 +40,7 @@ from jax_uccl._src.moe import exchange
 from jax_uccl._src.moe import hosts as hosts_of
 from jax_uccl._src.moe.count_before import count_before
 from jax_uccl._src.moe.handle import Handle, Spec
+from jax_uccl._src.moe.plan import exclusive
 from jax_uccl._src.ordering import is_strict
 
 
@@ -68,12 +70,12 @@ def dispatch(x: Any, handle: Handle, copies: bool) -> tuple[Any, Any]:
     vacant = jnp.where(empty, jnp.arange(rows, dtype=np.int32), -1)
     landing = [handle.recv_counts, places, vacant]
     if not spec.two_level:
-        given = [handle.send_tokens, handle.send_counts, *landing]
+        given = [handle.send_tokens, handle.send_offsets, handle.send_counts, *landing]
         return _exchange(native_exchange_p, x, given, handle, rows)
     relay = handle.relay
-    given = [relay.onward_sources, relay.onward_counts, *landing]
+    given = [relay.onward_sources, relay.onward_offsets, relay.onward_counts, *landing]
     given += [jnp.asarray(spec.hosts, np.int32), jnp.asarray(hosts_of.gateways(spec.hosts))]
-    given += [relay.hop_tokens, relay.hop_counts, relay.relay_counts]
+    given += [relay.hop_tokens, relay.hop_offsets, relay.hop_counts, relay.relay_counts]
     return _exchange(native_relay_p, x, given, handle, rows)
 
 
@@ -83,10 +85,11 @@ def combine(y: Any, handle: Handle, per_choice: bool, dtype: Any) -> Any:
     if spec.mode == "low_latency":
         return _combine_at_once(y, handle, per_choice, dtype)
     if per_choice:
-        given = [handle.return_sources, handle.return_counts, handle.answer_counts]
+        counts = handle.return_counts
+        given = [handle.return_sources, exclusive(counts), counts, handle.answer_counts]
         rows = spec.tokens * spec.top_k
     else:
-        given = [_all_rows(1), handle.recv_counts, handle.send_counts]
+        given = [_all_rows(1), handle.recv_offsets, handle.recv_counts, handle.send_counts]
         rows = spec.send_rows
     # What nobody answers is not read either.
     given += [_all_rows(2), _all_rows(1)]
