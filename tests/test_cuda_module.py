@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_uccl
-from jax_uccl import _uccl
+from jax_uccl import _uccl, moe
 from jax_uccl._src import cuda_module, ffi_targets, partitioning
 from jax_uccl._src import jax_compat as compat
 from jax_uccl._src.errors import UnsupportedError
@@ -135,7 +135,7 @@ def test_with_one_it_is_opened_once_and_registered_for_cuda(machine) -> None:
     machine.backends.add("cuda")
     assert cuda_module.available() and cuda_module.available()
     assert machine.opened == [str(cuda_module._FILE)]
-    kinds = {"take_rows", "fold_rows", *partitioning.KINDS}
+    kinds = {"take_rows", "fold_rows", "require", *partitioning.KINDS}
     names = {ffi_targets.target(kind) for kind in kinds}
     names |= {partitioning.auto_target(kind) for kind in partitioning.KINDS}
     assert set(machine.registered) == {(name, "CUDA") for name in names}
@@ -216,6 +216,28 @@ def test_collectives_lower_for_cuda_where_the_kernels_are(machine, kind) -> None
     text = lowered("cuda")
     assert f"@{ffi_targets.target(kind)}" in text
     assert text == lowered("cpu").replace("cpu", "cuda")  # the same attributes
+
+
+@pytest.mark.parametrize("mode", ["throughput", "low_latency"])
+@pytest.mark.parametrize("quantize", [None, "fp8"])
+def test_dispatch_and_combine_lower_for_cuda(machine, mode, quantize) -> None:
+    """By default they are made of collectives and rows, all of which have handlers, and of plain JAX."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+
+    def loss(x: Any, idx: Any) -> Any:
+        d = moe.dispatch(x, idx, num_experts=4, axis_name="x", mode=mode, quantize=quantize)
+        return moe.combine(d.tokens, d.handle).sum()
+
+    function = jax.shard_map(
+        jax.grad(loss), mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False
+    )
+    machine.backends.add("cuda")
+    traced = jax.jit(function).trace(jnp.ones((8, 128)), jnp.zeros((8, 2), jnp.int32))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    called = set(re.findall(r"@(jax_uccl_\w+)", text))
+    handlers = {name for name, _ in machine.registered}
+    assert called and called <= handlers, called - handlers
+    assert ffi_targets.target("ragged_all_to_all") in called
 
 
 def test_rows_lower_to_the_handlers_where_they_are(machine) -> None:

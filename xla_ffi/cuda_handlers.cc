@@ -13,6 +13,7 @@
 #include "csrc/base/status.h"
 #include "csrc/cuda/device.h"
 #include "csrc/cuda/fold.h"
+#include "csrc/cuda/limit.h"
 #include "csrc/cuda/pinned.h"
 #include "csrc/cuda/rows.h"
 #include "xla/ffi/api/ffi.h"
@@ -49,7 +50,7 @@ struct alignas(64) FaultWord {
   uint64_t entry = cuda::kNoFault;
 };
 struct FaultWords {
-  FaultWord take, fold;
+  FaultWord take, fold, require;
 };
 std::atomic<FaultWords*> fault_words{nullptr};
 
@@ -140,7 +141,41 @@ ffi::Error FoldRows(cuda::Stream stream, ffi::AnyBuffer x, ffi::AnyBuffer table,
   return ToError(cuda::LaunchFoldRows(p, stream));
 }
 
-// Compatible with command buffers: a call is one kernel whose parameters are XLA's buffers.
+// Hands x through. A value above the limit can only be told by the next call, in other words than
+// those of the call that met it.
+ffi::Error Require(cuda::Stream stream, ffi::AnyBuffer x, ffi::AnyBuffer values,
+                   ffi::Result<ffi::AnyBuffer> y, int64_t limit, std::string_view op,
+                   std::string_view text) {
+  (void)text;
+  if (values.element_type() != ffi::DataType::S32) return Invalid(op, "values must be int32");
+  if (y->size_bytes() != x.size_bytes()) return Invalid(op, "result and operand differ in size");
+  FaultWords* words = fault_words.load(std::memory_order_acquire);
+  if (words == nullptr) return NotPrepared(op);
+  const uint64_t before =
+      std::atomic_ref(words->require.entry).exchange(cuda::kNoFault, std::memory_order_relaxed);
+  if (before != cuda::kNoFault) {
+    return Invalid(op, "entry " + std::to_string(cuda::LimitIndex(before)) +
+                           " of what an earlier call checked was " +
+                           std::to_string(cuda::LimitValue(before)) +
+                           ", above its limit: choices beyond the experts, or more rows than a "
+                           "capacity; its results are not to be used");
+  }
+  cuda::LimitParams check;
+  check.values = Integers(values);
+  check.count = values.element_count();
+  check.limit = limit;
+  check.fault = &words->require.entry;
+  if (Status s = cuda::LaunchLimit(check, stream); !s.ok()) return ToError(s);
+  if (y->untyped_data() == x.untyped_data() || x.size_bytes() == 0) return ffi::Error::Success();
+  cuda::MoveRowsParams copy;
+  copy.from = static_cast<const std::byte*>(x.untyped_data());
+  copy.to = static_cast<std::byte*>(y->untyped_data());
+  copy.from_rows = copy.to_rows = copy.moves = 1;
+  copy.from_stride = copy.to_stride = copy.channels = x.size_bytes();
+  return ToError(cuda::LaunchMoveRows(copy, stream));
+}
+
+// Compatible with command buffers: a call is kernels whose parameters are XLA's buffers.
 XLA_FFI_DEFINE_HANDLER(kTakeRows, TakeRows,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cuda::Stream>>()
@@ -158,6 +193,17 @@ XLA_FFI_DEFINE_HANDLER(kFoldRows, FoldRows,
                            .Ret<ffi::AnyBuffer>(),
                        {ffi::Traits::kCmdBufferCompatible});
 
+XLA_FFI_DEFINE_HANDLER(kRequire, Require,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cuda::Stream>>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Attr<int64_t>("limit")
+                           .Attr<std::string_view>("op")
+                           .Attr<std::string_view>("text"),
+                       {ffi::Traits::kCmdBufferCompatible});
+
 }  // namespace
 }  // namespace uccl::xla_ffi
 
@@ -173,4 +219,5 @@ XLA_FFI_Error* UcclCudaTakeRows(XLA_FFI_CallFrame* frame) {
 XLA_FFI_Error* UcclCudaFoldRows(XLA_FFI_CallFrame* frame) {
   return uccl::xla_ffi::kFoldRows(frame);
 }
+XLA_FFI_Error* UcclCudaRequire(XLA_FFI_CallFrame* frame) { return uccl::xla_ffi::kRequire(frame); }
 }

@@ -16,4 +16,6 @@ UCCL_EXPORTED const void* UcclCudaDevice();
 // jax_uccl_take_rows, jax_uccl_fold_rows: csrc/cuda/rows.h and fold.h, the same results as on CPU.
 UCCL_EXPORTED XLA_FFI_Error* UcclCudaTakeRows(XLA_FFI_CallFrame* frame);
 UCCL_EXPORTED XLA_FFI_Error* UcclCudaFoldRows(XLA_FFI_CallFrame* frame);
+// jax_uccl_require: csrc/cuda/limit.h; what it finds is told by the next such call.
+UCCL_EXPORTED XLA_FFI_Error* UcclCudaRequire(XLA_FFI_CallFrame* frame);
 }

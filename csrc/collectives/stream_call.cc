@@ -75,6 +75,9 @@ Status StreamCall::Prepare() {
                              DTypeName(options_.dtype) +
                              "; convert the operand, or run this on CPU devices");
   }
+  const Result<int> ordinal = device_->current();
+  if (!ordinal.ok()) return ordinal.status();
+  ordinal_ = ordinal.value();
   std::vector<ProcessId> processes;
   for (const Member& m : options_.comm->members) processes.push_back(m.process);
   // While the call is open, because a graph that repeats it tells the host nothing.
@@ -405,7 +408,7 @@ void StreamCall::Close() {
   Fail(Status::Error(StatusCode::kAborted, "the call was closed"));
   // Kernels that wait have ended when this returns. What goes wrong here has gone wrong on the
   // device before, and was told there.
-  (void)device_->settle();
+  (void)device_->settle(ordinal_);
   pipes_->Close();
   use_.reset();
 }

@@ -140,6 +140,7 @@ class StreamCall final {
   const Options options_;
   const cuda::Device* const device_;
   proxy::Proxy* const proxy_;
+  int ordinal_ = 0;  // of the device
   std::unique_ptr<executor::Pipes> pipes_;
   std::unique_ptr<proxy::Proxy::Use> use_;
   std::optional<KernelTypes> types_;  // of reductions

@@ -30,7 +30,21 @@ Status Upload(std::byte* to, const std::byte* from, size_t bytes) {
   return FromCuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
 }
 
-Status Settle() { return FromCuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+Result<int> Current() {
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return FromCuda(error, "cudaGetDevice");
+  return device;
+}
+
+Status Settle(int device) {
+  const Result<int> before = Current();
+  if (!before.ok()) return before.status();
+  cudaError_t error = cudaSetDevice(device);
+  if (error == cudaSuccess) error = cudaDeviceSynchronize();
+  const cudaError_t restored = cudaSetDevice(before.value());
+  return FromCuda(error != cudaSuccess ? error : restored, "cudaDeviceSynchronize");
+}
 
 }  // namespace
 
@@ -51,6 +65,7 @@ const Device& CudaDevice() {
     d.allocate_pinned = &AllocatePinned;
     d.free_pinned = &FreePinned;
     d.upload = &Upload;
+    d.current = &Current;
     d.settle = &Settle;
     return d;
   }();

@@ -46,8 +46,10 @@ struct Device {
   void (*free_pinned)(std::byte* memory) = nullptr;
   // Done when it returns.
   Status (*upload)(std::byte* to, const std::byte* from, size_t bytes) = nullptr;
-  // Until everything that was launched is over.
-  Status (*settle)() = nullptr;
+  // Its number, for threads on which another one is current.
+  Result<int> (*current)() = nullptr;
+  // Until everything that was launched on that device is over.
+  Status (*settle)(int device) = nullptr;
 };
 
 // Of the CUDA runtime.

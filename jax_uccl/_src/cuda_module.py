@@ -18,11 +18,16 @@ import jax
 
 from jax_uccl._src import ffi_targets, partitioning
 from jax_uccl._src import jax_compat as compat
+from jax_uccl._src.errors import UnsupportedError
 from jax_uccl._src.ffi_targets import _uccl
 
 _FILE = Path(__file__).resolve().parents[1] / "_uccl_cuda.so"
 # Operation kinds (ffi_targets.target) and their symbols in xla_ffi/cuda_handlers.h.
-_SYMBOLS = {"take_rows": "UcclCudaTakeRows", "fold_rows": "UcclCudaFoldRows"}
+_SYMBOLS = {
+    "take_rows": "UcclCudaTakeRows",
+    "fold_rows": "UcclCudaFoldRows",
+    "require": "UcclCudaRequire",
+}
 
 _lock = threading.Lock()
 _library: Any = None  # guarded by _lock; stays open, XLA keeps pointers into it
@@ -74,6 +79,19 @@ def available() -> bool:
                 )
         _library = library
         return True
+
+
+def only_there(lower: Any, api: str) -> Any:
+    """The lowering rule for CUDA of an operation without a meaning in plain JAX."""
+
+    def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
+        if not available():
+            raise UnsupportedError(
+                f"jax_uccl.{api} for cuda needs the kernels of {_FILE.name}: {status()}"
+            )
+        return lower(ctx, *operands, **params)
+
+    return rule
 
 
 def _ids_by_ordinal(client: Any, devices: list[Any]) -> list[int]:

@@ -28,6 +28,7 @@ class CudaLauncher final : public Launcher {
   Status Run(const ExchangeParams& p) override { return End(LaunchExchange(p, nullptr)); }
   Status Run(const ResolveParams& p) override { return End(LaunchResolve(p, nullptr)); }
   Status Run(const RaggedParams& p) override { return End(LaunchRagged(p, nullptr)); }
+  Status Run(const LimitParams& p) override { return End(LaunchLimit(p, nullptr)); }
 
   std::shared_ptr<std::byte> Allocate(size_t bytes) override {
     void* p = nullptr;

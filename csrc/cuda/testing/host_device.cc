@@ -109,7 +109,8 @@ const Device& HostDevice() {
     d.free = d.free_pinned = &Free;
     d.upload = &Upload;
     // Streams are waited for by those who own them.
-    d.settle = [] { return Status::Ok(); };
+    d.current = []() -> Result<int> { return 0; };
+    d.settle = [](int) { return Status::Ok(); };
     return d;
   }();
   return device;

@@ -11,6 +11,7 @@
 #include "csrc/cuda/exchange_kernel.h"
 #include "csrc/cuda/fold_kernel.h"
 #include "csrc/cuda/issue_kernel.h"
+#include "csrc/cuda/limit_kernel.h"
 #include "csrc/cuda/ragged_kernel.h"
 #include "csrc/cuda/reduce_kernel.h"
 #include "csrc/cuda/resolve_kernel.h"
@@ -119,6 +120,11 @@ class HostLauncher final : public Launcher {
     Threads([&](fifo::HostGroup& group) {
       if (group.index() == 0) Ragged(group, p);
     });
+    return Status::Ok();
+  }
+  Status Run(const LimitParams& p) override {
+    if (Status s = CheckParams(p); !s.ok()) return s;
+    Threads([&](fifo::HostGroup& group) { Limit(group, p); });
     return Status::Ok();
   }
 

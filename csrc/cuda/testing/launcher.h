@@ -12,6 +12,7 @@
 #include "csrc/cuda/exchange.h"
 #include "csrc/cuda/fold.h"
 #include "csrc/cuda/issue.h"
+#include "csrc/cuda/limit.h"
 #include "csrc/cuda/ragged.h"
 #include "csrc/cuda/reduce.h"
 #include "csrc/cuda/resolve.h"
@@ -39,6 +40,7 @@ class Launcher {
   virtual Status Run(const ExchangeParams& params) = 0;
   virtual Status Run(const ResolveParams& params) = 0;
   virtual Status Run(const RaggedParams& params) = 0;
+  virtual Status Run(const LimitParams& params) = 0;
 
   // Zeroed memory that both the test and the kernel reach, aligned to 256 bytes.
   virtual std::shared_ptr<std::byte> Allocate(size_t bytes) = 0;

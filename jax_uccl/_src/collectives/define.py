@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from jax_uccl._src import axes, cuda_module, lowering
 from jax_uccl._src import jax_compat as compat
-from jax_uccl._src.errors import UnsupportedError
 from jax_uccl._src.ordering import comm_effect
 
 
@@ -40,17 +39,9 @@ def register(
     # Not cacheable: a cached rule would emit one call site, with one ordinal, for several equations.
     compat.mlir.register_lowering(primitive, lower, platform="cpu", cacheable=False)
     if cuda:
-        rule = partial(_lower_on_cuda, lower, api)
+        rule = cuda_module.only_there(lower, api)
         compat.mlir.register_lowering(primitive, rule, platform="cuda", cacheable=False)
     compat.define_batching(primitive, partial(batch, primitive))
-
-
-def _lower_on_cuda(lower: Any, api: str, ctx: Any, *operands: Any, **params: Any) -> Any:
-    if not cuda_module.available():
-        raise UnsupportedError(
-            f"jax_uccl.{api} for cuda needs the kernels of _uccl_cuda.so: {cuda_module.status()}"
-        )
-    return lower(ctx, *operands, **params)
 
 
 def check_operand(aval: Any, names: Sequence[Any], api: str) -> None:

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_uccl._src import cuda_module, lowering
 from jax_uccl._src import jax_compat as compat
-from jax_uccl._src import lowering
 from jax_uccl._src.collectives import define
 from jax_uccl._src.collectives.vary import vary_alike
 
@@ -29,7 +29,8 @@ def require(x: Any, values: Any, *, limit: int, op: str, text: str) -> Any:
       text: what to say; {i} and {value} stand for the first entry above the limit.
 
     Raises:
-      UcclValueError: at run time (`jax_uccl.errors`).
+      UcclValueError: at run time (`jax_uccl.errors`); on CUDA by the next check of the process, and the program
+        that fails here goes on with values that are not to be used.
     """
     x, values = vary_alike([x, values])
     return require_p.bind(x, values, limit=limit, op=op, text=text)
@@ -59,4 +60,5 @@ require_p.def_impl(lambda *args, **params: jax.jit(lambda *a: require_p.bind(*a,
 require_p.def_abstract_eval(_abstract_eval)
 compat.mlir.register_lowering(require_p, lowering.no_handler("moe"))
 compat.mlir.register_lowering(require_p, _lower, platform="cpu")
+compat.mlir.register_lowering(require_p, cuda_module.only_there(_lower, "moe"), platform="cuda")
 compat.define_batching(require_p, _batch)
