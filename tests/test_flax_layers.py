@@ -113,6 +113,27 @@ def test_options_that_change_no_value(mesh_of, options):
     )
 
 
+@pytest.fixture
+def fifos():
+    """Collectives by kernels, FIFOs and proxies, as on a GPU."""
+    jax_uccl.shutdown()
+    jax_uccl.init(executor="fifo")
+    yield
+    jax_uccl.shutdown()
+
+
+@pytest.mark.parametrize("options", [dict(), dict(mode="low_latency", implementation="native")])
+def test_through_fifos(mesh_of, fifos, options):
+    router = routers(6)["deepseek_v3"]
+    layer = nnx_layer(router, mesh=mesh_of((3,), ("expert",)), **options)
+    x, target = tokens((3, 7)), tokens((3, 7), 1)
+    started = jax_uccl.stats()["operations_started"]
+    ours = layer_value_and_grad(layer, x, target)
+    assert_same(ours, dense_value_and_grad(router, pure(layer), x, target))
+    assert jax_uccl.stats()["operations_started"] > started
+    assert jax_uccl.stats()["operations_failed"] == 0
+
+
 def test_data_and_expert_axes_with_padding(mesh_of):
     router = routers(6)["deepseek_v3"]
     mesh = mesh_of((2, 3), ("data", "expert"))
