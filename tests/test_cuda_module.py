@@ -135,9 +135,9 @@ def test_with_one_it_is_opened_once_and_registered_for_cuda(machine) -> None:
     machine.backends.add("cuda")
     assert cuda_module.available() and cuda_module.available()
     assert machine.opened == [str(cuda_module._FILE)]
-    kinds = {"take_rows", "fold_rows", "require", *partitioning.KINDS}
+    kinds = {"take_rows", "fold_rows", "require", *partitioning.COLLECTIVES}
     names = {ffi_targets.target(kind) for kind in kinds}
-    names |= {partitioning.auto_target(kind) for kind in partitioning.KINDS}
+    names |= {partitioning.auto_target(kind) for kind in partitioning.COLLECTIVES}
     assert set(machine.registered) == {(name, "CUDA") for name in names}
     assert machine.attached == [(TABLE, [6, 7])]  # by the ordinals of XLA
     assert cuda_module.status().startswith("in use")
@@ -184,7 +184,7 @@ def test_the_real_table_is_checked() -> None:
 def test_every_collective_has_handlers_for_streams() -> None:
     stages = {"instantiate", "initialize", "execute"}
     assert _uccl.stream_registrations().keys() == {
-        ffi_targets.target(kind) for kind in partitioning.KINDS
+        ffi_targets.target(kind) for kind in partitioning.COLLECTIVES
     }
     assert all(set(s) == stages for s in _uccl.stream_registrations().values())
 

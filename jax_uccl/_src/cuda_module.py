@@ -72,7 +72,7 @@ def available() -> bool:
                 ffi_targets.target(kind), jax.ffi.pycapsule(function), platform="CUDA"
             )
         handlers = _uccl.stream_registrations()
-        for kind in partitioning.KINDS:
+        for kind in partitioning.COLLECTIVES:
             for name in (ffi_targets.target(kind), partitioning.auto_target(kind)):
                 jax.ffi.register_ffi_target(
                     name, handlers[ffi_targets.target(kind)], platform="CUDA"

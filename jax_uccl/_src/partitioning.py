@@ -21,10 +21,10 @@ from jax_uccl._src.jax_partitioner import Tiles
 # For each dimension of a tensor what runs along it: a number that operands and results share, or None where the
 # operation itself does.
 Dims = tuple[int | None, ...]
-KINDS = (
-    "all_reduce all_to_all all_gather reduce_scatter permute broadcast barrier ragged_all_to_all "
-    "moe_exchange moe_relay moe_dispatch moe_combine"
+COLLECTIVES = (
+    "all_reduce all_to_all all_gather reduce_scatter permute broadcast barrier ragged_all_to_all"
 ).split()
+KINDS = [*COLLECTIVES, *"moe_exchange moe_relay moe_dispatch moe_combine".split()]
 # Calls on one rank's data. An automatic axis that divides the width of rows divides these calls as well; the 8-bit
 # ones want whole rows, since a scale belongs to 128 channels, and numbering and checking look at everything.
 LOCAL_KINDS = "take_rows fold_rows count_before require encode_fp8 decode_fp8".split()
