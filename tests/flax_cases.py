@@ -1,12 +1,14 @@
-"""The mixture-of-experts layer without any exchange: every expert on every token, in plain JAX or NumPy."""
+"""The mixture-of-experts layer, and the same in plain JAX or NumPy without exchange: every expert on every token."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from jax_uccl.flax import deepseek_v3, mixtral, qwen3, route
+from jax_uccl.flax import nnx as uccl_nnx
 
 WIDTH, HIDDEN, SHARED = 6, 10, 4
 
@@ -29,6 +31,21 @@ def routers(experts):
             **(losses | {"sequence_coefficient": 0.5}),
         ),
     }
+
+
+def nnx_layer(router, *, bias_seed=1, shared=SHARED, **options):
+    layer = uccl_nnx.MoE(
+        WIDTH, HIDDEN, router, shared_hidden_features=shared, rngs=nnx.Rngs(0), **options
+    )
+    if router.use_bias:  # strong enough to change choices
+        rng = np.random.default_rng(bias_seed)
+        layer.router.bias[...] = rng.normal(0, 0.3, router.num_experts).astype(np.float32)
+    return layer
+
+
+def pure(layer):
+    """The layer's arrays as nested dicts in host memory."""
+    return jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(layer)))
 
 
 def feed_forward(x, gate, up, down):

@@ -49,6 +49,14 @@ def test_unknown_settings_are_refused():
         jax_uccl.Config("udp")  # positions would change meaning when the table grows
 
 
+def test_importing_jax_uccl_does_not_import_flax():
+    script = (
+        "import sys, jax_uccl, jax_uccl.moe, jax_uccl.flax\n"
+        "assert not [m for m in sys.modules if m == 'flax' or m.startswith('flax.')]\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
 IMPORT = """
 import jax, jax_uccl
 from jax._src import xla_bridge

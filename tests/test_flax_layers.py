@@ -12,7 +12,7 @@ import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
-from flax_cases import HIDDEN, SHARED, WIDTH, dense_layer, routers, tokens
+from flax_cases import HIDDEN, SHARED, WIDTH, dense_layer, nnx_layer, pure, routers, tokens
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -22,21 +22,6 @@ from jax_uccl.flax import linen as uccl_linen
 from jax_uccl.flax import nnx as uccl_nnx
 
 pytestmark = pytest.mark.slow  # Most compile a layer and its gradients.
-
-
-def nnx_layer(router, *, bias_seed=1, shared=SHARED, **options):
-    layer = uccl_nnx.MoE(
-        WIDTH, HIDDEN, router, shared_hidden_features=shared, rngs=nnx.Rngs(0), **options
-    )
-    if router.use_bias:  # strong enough to change choices
-        rng = np.random.default_rng(bias_seed)
-        layer.router.bias[...] = rng.normal(0, 0.3, router.num_experts).astype(np.float32)
-    return layer
-
-
-def pure(layer):
-    """The layer's arrays as nested dicts in host memory."""
-    return jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(layer)))
 
 
 def close(ours, expected, rtol=2e-5, atol=2e-5):
@@ -611,11 +596,3 @@ def test_layers_in_a_scan_with_remat(mesh_of):
     value_, grads_ = jax.jit(jax.value_and_grad(dense))(variables["params"])
     close(value, value_)
     close(grads, grads_, 1e-4, 5e-4)
-
-
-def test_importing_jax_uccl_does_not_import_flax():
-    script = (
-        "import sys, jax_uccl, jax_uccl.moe, jax_uccl.flax\n"
-        "assert not [m for m in sys.modules if m == 'flax' or m.startswith('flax.')]\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
