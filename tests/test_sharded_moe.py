@@ -176,7 +176,7 @@ def test_errors_say_the_fix(mesh_of, inputs):
     fails("sharded.moe.dispatch needs spec=", lambda x, i: dispatch(x, i, mesh=mesh, **options))
     fails(
         "the leading axis, the tokens, must be divided along .'e',., but its mesh axes are .'d',.",
-        lambda x, i: dispatch(x, i, mesh=mesh, spec=P("d", "e"), **options),
+        lambda x, i: dispatch(jnp.ones((len(x), 6)), i, mesh=mesh, spec=P("d", "e"), **options),
     )
     fails("topk_idx and axis_name, or a handle", lambda x, i: dispatch(x, mesh=mesh, spec=P("e")))
     fails("must be a moe.Handle", lambda x, i: dispatch(x, handle=3, mesh=mesh, spec=P("e")))
