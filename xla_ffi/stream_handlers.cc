@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <iterator>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -32,7 +33,7 @@ struct Attached {
   const cuda::Device* device = nullptr;
   std::vector<int64_t> ids;
 };
-// Set once; handlers read it without a lock. What it was before is kept, for those that still do.
+// Handlers read it without a lock.
 std::atomic<const Attached*> attached{nullptr};
 
 Status Refuse(const coll::CallSite& site, StatusCode code, std::string detail) {
@@ -200,8 +201,12 @@ Status AttachDevice(const cuda::Device* device, std::vector<int64_t> ids) {
     return Status::Error(StatusCode::kInvalidArgument,
                          "_uccl_cuda.so is of another build than _uccl; build them together");
   }
-  // Never freed: handlers may read it until the process ends.
-  attached.store(new Attached{device, std::move(ids)}, std::memory_order_release);
+  // Never freed: handlers may read each until the process ends.
+  static std::mutex mutex;
+  static auto& all = *new std::list<Attached>();
+  std::lock_guard lock(mutex);
+  all.push_back({device, std::move(ids)});
+  attached.store(&all.back(), std::memory_order_release);
   return Status::Ok();
 }
 
