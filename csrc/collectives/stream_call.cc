@@ -313,7 +313,7 @@ uint64_t StreamCall::ended() const { return pipes_->Counter(pipes_->layout().dra
 bool StreamCall::Needs(ProcessId process) const {
   for (uint32_t m = 0; m < options_.comm->members.size(); ++m) {
     if (options_.comm->members[m].process == process &&
-        (pipes_->HasToSend(m) || pipes_->HasToReceive(m)))
+        (pipes_->Owes(m) || pipes_->HasToReceive(m)))
       return true;
   }
   return false;
@@ -370,7 +370,7 @@ Status StreamCall::TimeoutOf(Nanos timeout) const {
     if (pipes_->HasToReceive(m)) {
       if (owed.empty()) late = &member;  // who owes data is to blame first
       owed.push_back(member.device);
-    } else if (late == nullptr && pipes_->HasToSend(m)) {
+    } else if (late == nullptr && pipes_->Owes(m)) {
       late = &member;
     }
   }

@@ -273,7 +273,9 @@ bool Pipes::Awaits(uint32_t peer) const {
   return !LandedBelow(peer, Look(progress_[peer].receive_goal));
 }
 
-bool Pipes::Owes(uint32_t peer) const { return HasToSend(peer); }
+bool Pipes::Owes(uint32_t peer) const {
+  return Look(progress_[peer].sent) < Look(progress_[peer].send_goal);
+}
 
 // Whether all pieces below `goal` have.
 bool Pipes::LandedBelow(uint32_t peer, uint64_t goal) const {
@@ -284,9 +286,6 @@ bool Pipes::LandedBelow(uint32_t peer, uint64_t goal) const {
   return true;
 }
 
-bool Pipes::HasToSend(uint32_t peer) const {
-  return Look(progress_[peer].sent) < Look(progress_[peer].send_goal);
-}
 bool Pipes::HasToReceive(uint32_t peer) const {
   return Look(progress_[peer].received) < Look(progress_[peer].receive_goal);
 }

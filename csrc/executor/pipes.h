@@ -148,8 +148,7 @@ class Pipes final {
   cuda::ExchangeParams device_params() const;
   // Why an exchange ended before its time; Ok where none did.
   Status Trouble() const;
-  // Whether the kernel that runs has still to send to that peer, or to receive from it.
-  bool HasToSend(uint32_t peer) const;
+  // Whether the kernel that runs has still to receive from that peer; Owes, whether to send to it.
   bool HasToReceive(uint32_t peer) const;
   uint64_t Counter(uint32_t counter) const { return own_.region->Read(counter); }
 

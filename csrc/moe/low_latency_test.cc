@@ -488,23 +488,14 @@ TEST(LowLatency, ASlowRankFindsItsSlotsUntouched) {
 }
 
 TEST(LowLatency, OverProxiesAndEngines_EqualTheOracle) {
-  struct Way {
-    const char* shared;
-    int engines, threads, processes;
-  };
-  for (const Way& way : {Way{"off", 1, 1, 2}, {"off", 2, 2, 4}, {"on", 1, 2, 2}}) {
-    SCOPED_TRACE(std::string("shared memory ") + way.shared + ", processes " +
-                 std::to_string(way.processes));
-    Config config;
-    config.shared_memory = way.shared, config.engines = way.engines;
-    config.proxy_threads = way.threads;
-    config.proxy_fifo_inflight = 24, config.proxy_peer_inflight = 40;  // so that caps are met
+  for (const proxy::Way& way : proxy::Ways()) {
+    SCOPED_TRACE(way.name);
     for (const bool per_choice : {false, true}) {
       Job job;
       job.ranks = 4, job.tokens = 16, job.width = 4, job.uses = UnderSanitizers(3, 6);
       job.channels = per_choice ? 1000 : 20'001;  // rows beyond what one command counts
       job.per_choice = per_choice, job.seed = 17;
-      OverProxies network(job, way.processes, config);
+      OverProxies network(job, way.processes, way.config);
       RunAll(job, &network, 1);
       for (uint32_t r = 0; r < job.ranks; ++r) EXPECT_TRUE(network.region(r).status().ok());
     }

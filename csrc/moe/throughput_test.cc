@@ -297,28 +297,18 @@ TEST(Throughput, ReorderedRepeatedAndDelayed_EqualTheOracle) {
 }
 
 TEST(Throughput, OverProxiesAndEngines_EqualTheOracle) {
-  struct Way {
-    const char* shared;
-    int engines, threads, processes;
-  };
-  for (const Way& way : {Way{"off", 1, 1, 2}, {"off", 2, 2, 4}, {"on", 1, 2, 2}}) {
-    SCOPED_TRACE(std::string("shared memory ") + way.shared + ", processes " +
-                 std::to_string(way.processes));
-    Config config;
-    config.shared_memory = way.shared, config.engines = way.engines;
-    config.proxy_threads = way.threads;
-    config.proxy_fifo_inflight = 24, config.proxy_peer_inflight = 40;  // so that caps are met
+  for (const proxy::Way& way : proxy::Ways()) {
+    SCOPED_TRACE(way.name);
     for (const bool two_levels : {false, true}) {
       Job job;
       job.ranks = 4, job.tokens = 40, job.width = 2, job.row_bytes = 7'001, job.seed = 17;
       if (two_levels) job.hosts = {0, 0, 1, 1};
-      proxy::Fleet fleet(way.processes, 4 / way.processes, 64, config);
-      std::vector<ProcessId> processes;
-      for (int r = 0; r < 4; ++r) processes.push_back(ProcessId{r * way.processes / 4});
+      proxy::Fleet fleet(way.processes, 4 / way.processes, 64, way.config);
       std::vector<std::unique_ptr<executor::Pipes>> owned;
       AllPipes pipes;
       for (uint32_t r = 0; r < job.ranks; ++r) {
-        auto opened = executor::Pipes::Open(&fleet.proxy(r), 7, processes, r, kStaging);
+        auto opened =
+            executor::Pipes::Open(&fleet.proxy(r), 7, fleet.Options(r).processes, r, kStaging);
         ASSERT_TRUE(opened.ok()) << opened.status().ToString();
         owned.push_back(std::move(opened.value()));
         pipes.push_back(owned.back().get());

@@ -25,6 +25,25 @@ struct Node {
   std::unique_ptr<Proxy> proxy;
 };
 
+// How many processes, and how they reach each other: what goes by proxies is the same in all.
+struct Way {
+  std::string name;
+  int processes;
+  Config config;
+};
+inline std::vector<Way> Ways() {
+  const auto way = [](const char* shared, int engines, int threads, int processes) {
+    Way w{std::string("shared memory ") + shared + ", processes " + std::to_string(processes),
+          processes,
+          {}};
+    w.config.shared_memory = shared, w.config.engines = engines;
+    w.config.proxy_threads = threads;
+    w.config.proxy_fifo_inflight = 24, w.config.proxy_peer_inflight = 40;  // so that caps are met
+    return w;
+  };
+  return {way("off", 1, 1, 2), way("off", 2, 2, 4), way("on", 1, 2, 2)};
+}
+
 // Processes with the same number of ranks each, and one region for every rank.
 class Fleet final {
  public:
