@@ -17,9 +17,10 @@ Status CheckParams(const AwaitRowsParams& p) {
   if (p.abort == nullptr || p.outcome == nullptr) {
     return Refuse(kKernel, "a wait needs an abort word and a place for its outcome");
   }
-  if (!Aligned(p.counters, 8) || !Aligned(p.state, 8) || !Aligned(p.waited, 8) ||
-      !Aligned(p.abort, 8) || !Aligned(p.outcome, 8)) {
-    return Refuse(kKernel, "counters, state, times, abort and outcome must be aligned to 8 bytes");
+  if (!Aligned(p.counters, 8) || !Aligned(p.state, 8) || !Aligned(p.waited, 4) ||
+      !Aligned(p.awaits, 8) || !Aligned(p.abort, 8) || !Aligned(p.outcome, 8)) {
+    return Refuse(kKernel,
+                  "counters, state, abort and outcome must be aligned to 8 bytes, times to 4");
   }
   constexpr uint64_t kMost = std::numeric_limits<int32_t>::max();
   if (p.most > kMost || (p.order != nullptr && p.most * p.ranks > kMost)) {

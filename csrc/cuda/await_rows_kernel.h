@@ -47,7 +47,12 @@ struct RowsAreThere {
       told = now;
       seen += rows;
       p.counts[rank] = static_cast<uint32_t>(rows);
-      if (p.waited != nullptr) p.waited[rank] = clock() - started;
+      if (p.waited != nullptr) {
+        constexpr uint64_t kMost = ~uint32_t{0};
+        const uint64_t ns = clock() - started;
+        p.waited[rank] = static_cast<uint32_t>(ns < kMost ? ns : kMost);
+      }
+      if (p.awaits != nullptr) memory.StoreReleaseSystem(p.awaits + rank, 0);
     }
     if (!pending) return true;
     trouble = memory.LoadAcquireSystem(p.abort);
@@ -58,19 +63,24 @@ struct RowsAreThere {
 }  // namespace internal
 
 template <class Group, class Clock>
-UCCL_HOST_DEVICE void AwaitRows(Group& group, const AwaitRowsParams& p, const Clock& clock) {
+UCCL_HOST_DEVICE void AwaitRows(Group& group, const AwaitRowsParams& given, const Clock& clock) {
   using There = internal::RowsAreThere<Clock>;
+  const AwaitRowsParams p = InTurn(given);
   fifo::NativeMemory memory;
   const uint32_t first = group.rank(), step = group.size();
-  for (uint32_t rank = first; rank < p.ranks; rank += step) p.counts[rank] = There::kPending;
+  for (uint32_t rank = first; rank < p.ranks; rank += step) {
+    p.counts[rank] = There::kPending;
+    // Release, system, as below: nothing hangs on it, it only tells how far this is.
+    if (p.awaits != nullptr) memory.StoreReleaseSystem(p.awaits + rank, 1);
+  }
   uint64_t trouble = 0;
   memory.WaitUntil(There{p, clock, clock(), first, step, trouble});
   for (uint32_t rank = first; rank < p.ranks; rank += step) {
     if (p.counts[rank] == There::kPending) p.counts[rank] = 0;
   }
-  // Whichever thread stores last; one reason is as good as the other. Release, device: nothing
-  // hangs on it but itself.
-  if (trouble != 0) memory.StoreReleaseDevice(p.outcome, trouble);
+  // Whichever thread stores last; one reason is as good as the other. Release, system, so that the
+  // host may look at the word at any time; nothing hangs on it.
+  if (trouble != 0) memory.StoreReleaseSystem(p.outcome, trouble);
   group.Sync();  // all counts are known, and what the acquires made visible is so to all threads
   if (p.order == nullptr) return;
   for (uint64_t n = first; n < p.order_rows; n += step) {

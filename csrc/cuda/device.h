@@ -25,7 +25,7 @@ namespace uccl::cuda {
 
 struct Device {
   // Changes with the table, so that objects of two builds do not misread each other's.
-  static constexpr uint64_t kVersion = 1;
+  static constexpr uint64_t kVersion = 2;
   uint64_t version = kVersion;
 
   Status (*move_rows)(const MoveRowsParams& params, Stream stream) = nullptr;

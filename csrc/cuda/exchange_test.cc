@@ -182,6 +182,7 @@ TEST(Resolve, AddressesAndTheMark) {
     constexpr uint64_t kCount = 100;
     const auto memory = launcher->Allocate(kCount * (sizeof(Place) + sizeof(std::byte*)));
     const auto pinned = launcher->AllocatePinned(sizeof(uint64_t));
+    const auto uses = launcher->Allocate(sizeof(uint64_t));
     auto* const places = reinterpret_cast<Place*>(memory.get());
     auto* const to = reinterpret_cast<std::byte**>(places + kCount);
     for (uint64_t i = 0; i < kCount; ++i)
@@ -190,10 +191,12 @@ TEST(Resolve, AddressesAndTheMark) {
     ResolveParams p;
     p.places = places, p.to = to, p.count = kCount;
     p.mark = reinterpret_cast<uint64_t*>(pinned.get());
+    p.uses = reinterpret_cast<uint64_t*>(uses.get());
     for (uint32_t b = 0; b < kMaxBuffers; ++b) p.buffers[b] = bases + 1000 * b;
     for (uint64_t run = 1; run < 3; ++run) {
       ASSERT_TRUE(launcher->Run(p).ok());
       EXPECT_EQ(*p.mark, run);
+      EXPECT_EQ(*p.uses, run);
     }
     for (uint64_t i = 0; i < kCount; ++i) EXPECT_EQ(to[i], bases + 1000 * (i % 4) + 3 * i);
     p.places = nullptr;

@@ -39,8 +39,9 @@ Status CheckParams(const FoldRowsParams& p) {
       (p.from == nullptr && p.from_rows > 0)) {
     return Refuse(kKernel, "rows or a table without an address");
   }
-  if (!Aligned(p.from, from_bytes) || p.from_stride % from_bytes != 0 || !Aligned(p.to, to_bytes) ||
-      p.to_stride % to_bytes != 0 || !Aligned(p.bias, sizeof(float))) {
+  if (!Aligned(p.from, from_bytes) || p.from_stride % from_bytes != 0 ||
+      p.from_turn % from_bytes != 0 || !Aligned(p.to, to_bytes) || p.to_stride % to_bytes != 0 ||
+      !Aligned(p.bias, sizeof(float))) {
     return Refuse(kKernel, "rows must be aligned to their elements");
   }
   return Status::Ok();

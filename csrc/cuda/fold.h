@@ -8,6 +8,7 @@
 
 #include "csrc/cuda/element.h"
 #include "csrc/cuda/stream.h"
+#include "csrc/cuda/turn.h"
 
 namespace uccl::cuda {
 
@@ -27,6 +28,8 @@ struct FoldRowsParams {
   Element from_element = Element::kF32, to_element = Element::kF32;  // kF16, kBF16 or kF32
   // Lowered to the first index into the table whose entry is no row; such an entry adds nothing.
   uint64_t* fault = nullptr;
+  Turn turn;
+  uint64_t from_turn = 0;  // bytes from `from`, that of the first buffer, to the second one
 };
 
 // kInvalidArgument where a kernel could not run with these; no memory is read.

@@ -10,6 +10,7 @@ namespace uccl::cuda {
 
 template <class From, class To, class Group>
 UCCL_HOST_DEVICE void FoldRows(Group& group, const FoldRowsParams& p) {
+  const std::byte* const from_base = p.from + p.turn.buffer() * p.from_turn;
   // A group takes neighbouring chunks of a row, so that its accesses are neighbours as well.
   const uint64_t chunks = (p.channels + kChunk - 1) / kChunk;
   const uint64_t parts = (chunks + group.size() - 1) / group.size();
@@ -28,7 +29,7 @@ UCCL_HOST_DEVICE void FoldRows(Group& group, const FoldRowsParams& p) {
         continue;
       }
       float values[kChunk];
-      LoadChunk<From>(p.from + static_cast<uint64_t>(row) * p.from_stride + at * From::kBytes,
+      LoadChunk<From>(from_base + static_cast<uint64_t>(row) * p.from_stride + at * From::kBytes,
                       count, values);
       for (uint32_t k = 0; k < kChunk; ++k) sums[k] += values[k];
     }

@@ -9,8 +9,8 @@ Status CheckParams(const ResolveParams& p) {
   constexpr const char* kKernel = "resolve";
   if (p.count > 0 && (p.places == nullptr || p.to == nullptr))
     return Refuse(kKernel, "places or addresses without an address");
-  if (p.mark != nullptr && !Aligned(p.mark, sizeof(uint64_t)))
-    return Refuse(kKernel, "the mark must be aligned to 8");
+  if (!Aligned(p.mark, sizeof(uint64_t)) || !Aligned(p.uses, sizeof(uint64_t)))
+    return Refuse(kKernel, "mark and uses must be aligned to 8");
   return Status::Ok();
 }
 

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kThreads) ResolveKernel(ResolveParams p) {
 
 Status LaunchResolve(const ResolveParams& params, Stream stream) {
   if (Status s = CheckParams(params); !s.ok()) return s;
-  if (params.count == 0 && params.mark == nullptr) return Status::Ok();
+  if (params.count == 0 && params.mark == nullptr && params.uses == nullptr) return Status::Ok();
   ResolveKernel<<<1, kThreads, 0, stream>>>(params);
   return Launched("resolve");
 }

@@ -17,14 +17,16 @@ struct Place {
   uint32_t buffer = 0;  // below kMaxBuffers
 };
 
-// to[i] = buffers[places[i].buffer] + places[i].offset for i in [0, count); then `mark` grows by
-// one, which tells the host that the stream has come here. Null: no mark.
+// to[i] = buffers[places[i].buffer] + places[i].offset for i in [0, count). `uses` grows by one,
+// for the kernels behind (turn.h), and `mark`, which tells the host that the stream has come here.
+// Null: neither.
 struct ResolveParams {
   const Place* places = nullptr;
   std::byte** to = nullptr;
   uint64_t count = 0;
   std::byte* buffers[kMaxBuffers] = {};
-  uint64_t* mark = nullptr;
+  uint64_t* uses = nullptr;
+  uint64_t* mark = nullptr;  // pinned
 };
 
 // kInvalidArgument where a kernel could not run with these; no memory is read.

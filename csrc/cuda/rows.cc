@@ -36,8 +36,10 @@ Status CheckParams(const MoveRowsParams& p) {
   }
   if (p.cast == RowCast::kNone) return Status::Ok();  // bytes lie anywhere
   const size_t element = ElementBytes(p.element);
-  const bool fits = from_fp8 ? Aligned(p.to, element) && p.to_stride % element == 0
-                             : Aligned(p.from, element) && p.from_stride % element == 0;
+  const bool fits =
+      from_fp8
+          ? Aligned(p.to, element) && p.to_stride % element == 0 && p.to_turn % element == 0
+          : Aligned(p.from, element) && p.from_stride % element == 0 && p.from_turn % element == 0;
   if (!fits) return Refuse(kKernel, "rows of floats must be aligned to their elements");
   return Status::Ok();
 }

@@ -7,6 +7,7 @@
 
 #include "csrc/cuda/element.h"
 #include "csrc/cuda/stream.h"
+#include "csrc/cuda/turn.h"
 
 namespace uccl::cuda {
 
@@ -48,6 +49,9 @@ struct MoveRowsParams {
   bool fill_missing = false;
   // Lowered to the first n with an entry beyond the rows, which counts as negative. Null: not told.
   uint64_t* fault = nullptr;
+  // Bytes from `from` and `to`, those of the first buffer, to the second one.
+  Turn turn;
+  uint64_t from_turn = 0, to_turn = 0;
 };
 
 // What a row occupies on both sides.

@@ -92,6 +92,8 @@ UCCL_HOST_DEVICE inline bool RowOf(const int32_t* index, uint64_t n, uint64_t ro
 // Codec is that of params.element (chunk.h); ByteCodec for RowCast::kNone.
 template <class Codec, class Group>
 UCCL_HOST_DEVICE void MoveRows(Group& group, const MoveRowsParams& p) {
+  const std::byte* const from_base = p.from + p.turn.buffer() * p.from_turn;
+  std::byte* const to_base = p.to + p.turn.buffer() * p.to_turn;
   const uint64_t units = RowUnits(p), segments = (units + kRowSegment - 1) / kRowSegment;
   for (uint64_t item = group.index(); item < p.moves * segments; item += group.count()) {
     const uint64_t n = item / segments, first = item % segments * kRowSegment;
@@ -102,7 +104,7 @@ UCCL_HOST_DEVICE void MoveRows(Group& group, const MoveRowsParams& p) {
     const bool wanted = internal::RowOf(p.to_index, n, p.to_rows, &target, &outside);
     if (outside && p.fault != nullptr && group.IsLeader()) AtomicMin(p.fault, n);
     if (!wanted) continue;
-    std::byte* to = p.to + target * p.to_stride;
+    std::byte* to = to_base + target * p.to_stride;
     if (!given) {
       // Whoever has the last segment takes the scales as well.
       const bool end = last == units;
@@ -111,7 +113,7 @@ UCCL_HOST_DEVICE void MoveRows(Group& group, const MoveRowsParams& p) {
       if (p.fill_missing) ZeroBytes(group, to + first * unit, stop - first * unit);
       continue;
     }
-    const std::byte* from = p.from + source * p.from_stride;
+    const std::byte* from = from_base + source * p.from_stride;
     if constexpr (Codec::kIsFloat) {
       if (p.cast == RowCast::kFromFp8) {
         internal::RowFromFp8<Codec>(group, from, to, first, last, p.channels);

@@ -206,9 +206,41 @@ TEST(SendRows, RefusesWhatNoFifoTakes) {
     EXPECT_TRUE(has(says([](auto& p) { p.rank = 2; }), "rank 2 of 2"));
     EXPECT_TRUE(has(says([](auto& p) { p.stride = 104; }), "multiple of 16"));
     EXPECT_TRUE(has(says([](auto& p) { p.num_slots = uint64_t{1} << 33; }), "64 GiB"));
+    EXPECT_TRUE(has(says([](auto& p) { p.turn_bytes = fifo::kMaxOffset - 100; }), "64 GiB"));
+    EXPECT_TRUE(has(says([](auto& p) { p.turn_bytes = 8; }), "granules of 16"));
+    EXPECT_TRUE(has(says([](auto& p) { p.turn_counters = fifo::kMaxCounter; }), "below 2^24"));
     EXPECT_TRUE(has(says([](auto& p) { p.count_channel = 0; }), "two channels"));
     EXPECT_TRUE(has(says([](auto& p) { p.entries = 1; }), "without peers"));
     EXPECT_TRUE(has(says([](auto& p) { p.fifo = {}; }), "no FIFO"));
+  }
+}
+
+TEST(SendRows, TheSecondBufferInItsTurn) {
+  for (Launcher* launcher : Launchers()) {
+    SCOPED_TRACE(launcher->name());
+    PinnedFifo queue(launcher, 16);
+    Array<int32_t> peers(launcher, {0}), slots(launcher, {2});
+    Array<uint64_t> uses(launcher, {0});
+    SendRowsParams p = Sending(queue, 2);
+    p.peers = peers.data(), p.slots = slots.data(), p.entries = 1;
+    p.turn.uses = uses.data(), p.turn_bytes = 65536, p.turn_counters = 30;
+    for (uint64_t use = 0; use < 4; ++use) {
+      *uses.data() = use;
+      ASSERT_TRUE(launcher->Run(p).ok());
+      queue.Take();
+      ASSERT_EQ(queue.taken.size(), 3u);
+      for (const Command& c : queue.taken) {
+        const uint64_t second = use % 2;
+        if (c.kind == CommandKind::kCount) {
+          EXPECT_EQ(c.counter, 9 + 30 * second);
+        } else {
+          EXPECT_EQ(c.source_offset, 1024 + 65536 * second);
+          EXPECT_EQ(c.destination_offset, 4096 + 2 * 112 + 65536 * second);
+          EXPECT_EQ(c.counter, 5 + 30 * second);
+        }
+      }
+      queue.taken.clear();
+    }
   }
 }
 
@@ -216,14 +248,17 @@ TEST(SendRows, RefusesWhatNoFifoTakes) {
 struct Waiting {
   Waiting(Launcher* launcher, uint32_t ranks, uint64_t most)
       : pinned(launcher->AllocatePinned(64 * 8)),
-        state(launcher, std::vector<uint64_t>(2 * ranks)),
+        state(launcher, std::vector<uint64_t>(Turn::kBuffers * 2 * ranks)),
+        uses(launcher, {0}),
         counts(launcher, std::vector<uint32_t>(ranks)),
-        waited(launcher, std::vector<uint64_t>(ranks, ~uint64_t{0})),
+        waited(launcher, std::vector<uint32_t>(ranks, ~uint32_t{0})),
+        awaits(launcher, std::vector<uint64_t>(ranks, 7)),
         order(launcher, std::vector<int32_t>(ranks * most + 1)),
         outcome(launcher, {0}) {
     words = reinterpret_cast<uint64_t*>(pinned.get());
     p.counters = words, p.arrived = 2, p.announced = 20, p.ranks = ranks, p.most = most;
     p.state = state.data(), p.counts = counts.data(), p.waited = waited.data();
+    p.awaits = awaits.data();
     p.order = order.data(), p.order_rows = ranks * most + 1;
     p.abort = words + 60, p.outcome = outcome.data();
   }
@@ -232,25 +267,30 @@ struct Waiting {
   }
 
   std::shared_ptr<std::byte> pinned;
-  Array<uint64_t> state;
+  Array<uint64_t> state, uses;
   Array<uint32_t> counts;
-  Array<uint64_t> waited;
+  Array<uint32_t> waited;
+  Array<uint64_t> awaits;
   Array<int32_t> order;
   Array<uint64_t> outcome;
   uint64_t* words;
   AwaitRowsParams p;
 };
 
-// Use after use of the same counters: counts before rows and behind them, ranks without rows.
+// Use after use, in two buffers in turn: counts before rows and behind them, ranks without rows.
 TEST(AwaitRows, LearnsHowManyAndSeesThem) {
   constexpr uint32_t kRanks = 5, kMost = 6;
   for (Launcher* launcher : Launchers()) {
     SCOPED_TRACE(launcher->name());
     Waiting wait(launcher, kRanks, kMost);
+    wait.p.turn.uses = wait.uses.data(), wait.p.turn_counters = 2 * kRanks;
+    wait.p.announced = wait.p.arrived + kRanks;
     const auto data = launcher->AllocatePinned(kRanks * kMost * 8);
     auto* cells = reinterpret_cast<uint64_t*>(data.get());
     std::mt19937 random(3);
     for (uint64_t use = 1; use <= 8; ++use) {
+      *wait.uses.data() = use;
+      const uint32_t arrived = 2 + 2 * kRanks * (use % 2), announced = arrived + kRanks;
       std::vector<uint32_t> rows(kRanks);
       std::vector<std::pair<uint32_t, uint32_t>> steps;  // rank, row; kMost: the announcement
       for (uint32_t r = 0; r < kRanks; ++r) {
@@ -262,8 +302,8 @@ TEST(AwaitRows, LearnsHowManyAndSeesThem) {
       std::thread proxy([&] {
         for (const auto& [rank, row] : steps) {
           if (row < kMost) cells[rank * kMost + row] = use * 100 + row;  // not atomic
-          if (row < kMost) wait.Raise(2 + rank, 1);
-          if (row == kMost) wait.Raise(20 + rank, rows[rank] + 1);
+          if (row < kMost) wait.Raise(arrived + rank, 1);
+          if (row == kMost) wait.Raise(announced + rank, rows[rank] + 1);
         }
       });
       const Status status = launcher->Run(wait.p);
@@ -278,9 +318,10 @@ TEST(AwaitRows, LearnsHowManyAndSeesThem) {
       proxy.join();
       order.resize(kRanks * kMost + 1, -1);
       EXPECT_EQ(*wait.outcome.data(), 0u);
+      EXPECT_EQ(wait.awaits.all(), std::vector<uint64_t>(kRanks));
       EXPECT_EQ(wait.counts.all(), rows);
       EXPECT_EQ(wait.order.all(), order);
-      for (uint64_t ns : wait.waited.all()) EXPECT_NE(ns, ~uint64_t{0});
+      for (uint32_t ns : wait.waited.all()) EXPECT_NE(ns, ~uint32_t{0});
     }
   }
 }
@@ -304,7 +345,7 @@ TEST(AwaitRows, TellsHowLongEachRankWasWaitedFor) {
   AwaitRows(group, wait.p, clock);
   EXPECT_EQ(wait.counts.all(), (std::vector<uint32_t>{1, 0, 0, 2}));
   // Looked at in the order 1, 3, then 0 and 2.
-  EXPECT_EQ(wait.waited.all(), (std::vector<uint64_t>{3'000, 1'000, 4'000, 2'000}));
+  EXPECT_EQ(wait.waited.all(), (std::vector<uint32_t>{3'000, 1'000, 4'000, 2'000}));
 }
 
 TEST(AwaitRows, AnAbortEndsItAndIsTold) {
@@ -317,6 +358,7 @@ TEST(AwaitRows, AnAbortEndsItAndIsTold) {
     EXPECT_TRUE(launcher->Run(wait.p).ok());
     watchdog.join();
     EXPECT_EQ(*wait.outcome.data(), 17u);
+    EXPECT_EQ(wait.awaits.all(), std::vector<uint64_t>(3, 1));
     EXPECT_EQ(wait.order.data()[0], -1);
   }
 }

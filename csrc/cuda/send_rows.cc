@@ -30,10 +30,13 @@ Status CheckParams(const SendRowsParams& p) {
                                std::to_string(p.stride) +
                                ": a multiple of 16 that holds a row, below 4 GiB");
   }
+  if (p.turn_bytes > fifo::kMaxOffset) return Refuse(kKernel, "buffers more than 64 GiB apart");
   for (const auto& [offset, rows] :
        {std::pair{p.staging_offset, p.staging_rows}, {p.slots_offset, p.num_slots}}) {
-    if (offset % fifo::kGranuleBytes != 0 || offset > fifo::kMaxOffset ||
-        (p.stride > 0 && rows > (fifo::kMaxOffset - offset) / p.stride)) {
+    const uint64_t last = offset + p.turn_bytes;  // that of the second buffer
+    if (offset % fifo::kGranuleBytes != 0 || last % fifo::kGranuleBytes != 0 ||
+        offset > fifo::kMaxOffset || last > fifo::kMaxOffset ||
+        (p.stride > 0 && rows > (fifo::kMaxOffset - last) / p.stride)) {
       return Refuse(kKernel, std::to_string(rows) + " rows of " + std::to_string(p.stride) +
                                  " bytes from offset " + std::to_string(offset) +
                                  ": a region has 64 GiB, in granules of 16 bytes");
@@ -43,7 +46,8 @@ Status CheckParams(const SendRowsParams& p) {
       p.row_channel == p.count_channel) {
     return Refuse(kKernel, "rows and counts need two channels below 64");
   }
-  if (p.arrived > fifo::kMaxCounter || p.announced > fifo::kMaxCounter) {
+  if (uint64_t{p.arrived} + p.turn_counters > fifo::kMaxCounter ||
+      uint64_t{p.announced} + p.turn_counters > fifo::kMaxCounter) {
     return Refuse(kKernel, "counters are below 2^24");
   }
   return Status::Ok();

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "csrc/cuda/stream.h"
+#include "csrc/cuda/turn.h"
 #include "csrc/fifo/slot.h"
 
 namespace uccl::cuda {
@@ -32,7 +33,23 @@ struct SendRowsParams {
   // command no FIFO takes. Null: not told. A FIFO that has stopped is no fault here: whoever waits
   // learns why from the region.
   uint64_t* fault = nullptr;
+  // From offsets and counters, those of the first buffer, to the second one's; in bytes and
+  // counters.
+  Turn turn;
+  uint64_t turn_bytes = 0;
+  uint32_t turn_counters = 0;
 };
+
+// Those of the buffer whose turn it is.
+UCCL_HOST_DEVICE inline SendRowsParams InTurn(SendRowsParams p) {
+  const uint64_t buffer = p.turn.buffer();
+  p.staging_offset += buffer * p.turn_bytes;
+  p.slots_offset += buffer * p.turn_bytes;
+  p.arrived += static_cast<uint32_t>(buffer) * p.turn_counters;
+  p.announced += static_cast<uint32_t>(buffer) * p.turn_counters;
+  p.turn = {};
+  return p;
+}
 
 // kInvalidArgument where a kernel could not run with these; no memory is read.
 Status CheckParams(const SendRowsParams& params);

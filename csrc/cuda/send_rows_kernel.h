@@ -24,7 +24,8 @@ UCCL_HOST_DEVICE inline Entry EntryOf(const SendRowsParams& p, uint64_t i, uint6
 }  // namespace internal
 
 template <class Group>
-UCCL_HOST_DEVICE void SendRows(Group& group, const SendRowsParams& p) {
+UCCL_HOST_DEVICE void SendRows(Group& group, const SendRowsParams& given) {
+  const SendRowsParams p = InTurn(given);
   const uint64_t threads = uint64_t{group.count()} * group.size();
   const uint64_t me = uint64_t{group.index()} * group.size() + group.rank();
   uint64_t row = 0;

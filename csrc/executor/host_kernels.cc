@@ -9,6 +9,7 @@
 #include "csrc/cuda/issue.h"
 #include "csrc/cuda/issue_kernel.h"
 #include "csrc/cuda/reduce_kernel.h"
+#include "csrc/cuda/resolve_kernel.h"
 #include "csrc/cuda/rows_kernel.h"
 #include "csrc/cuda/send_rows_kernel.h"
 #include "csrc/fifo/thread_group.h"
@@ -47,6 +48,13 @@ Status RunOnHost(const cuda::FoldRowsParams& params) {
   fifo::SoloGroup group;
   cuda::WithFoldCodecs(params,
                        [&]<class From, class To>() { cuda::FoldRows<From, To>(group, params); });
+  return Status::Ok();
+}
+
+Status RunOnHost(const cuda::ResolveParams& params) {
+  if (Status status = CheckParams(params); !status.ok()) return status;
+  fifo::SoloGroup group;
+  cuda::Resolve(group, params);
   return Status::Ok();
 }
 

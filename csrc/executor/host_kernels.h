@@ -9,6 +9,7 @@
 #include "csrc/cuda/await_rows.h"
 #include "csrc/cuda/fold.h"
 #include "csrc/cuda/reduce.h"
+#include "csrc/cuda/resolve.h"
 #include "csrc/cuda/rows.h"
 #include "csrc/cuda/send_rows.h"
 #include "csrc/fifo/command.h"
@@ -19,6 +20,7 @@ namespace uccl::executor {
 Status RunOnHost(const cuda::MoveRowsParams& params);
 Status RunOnHost(const cuda::ReduceParams& params);
 Status RunOnHost(const cuda::FoldRowsParams& params);
+Status RunOnHost(const cuda::ResolveParams& params);
 Status RunOnHost(const cuda::SendRowsParams& params);
 Status RunOnHost(const cuda::AwaitRowsParams& params);
 // That by which a host's kernels measure waits.

@@ -33,8 +33,9 @@ std::shared_ptr<std::byte> Reachable(Launcher* launcher, const std::vector<T>& v
   return memory;
 }
 
-bool Holds(const std::byte* memory, const std::vector<std::byte>& want) {
-  return std::equal(want.begin(), want.end(), memory);
+template <class T>
+bool Holds(const std::byte* memory, const std::vector<T>& want) {
+  return want.empty() || std::memcmp(memory, want.data(), want.size() * sizeof(T)) == 0;
 }
 
 TEST(CudaRows, MovesWhatTakeRowsTakes) {
@@ -101,6 +102,37 @@ TEST(CudaRows, FoldsAsFoldRowsDoes) {
         }
       }
     }
+  }
+}
+
+// The same launches, and the word alone says which buffer they mean.
+TEST(CudaRows, BuffersInTurn) {
+  for (Launcher* launcher : cuda::Launchers()) {
+    SCOPED_TRACE(launcher->name());
+    const auto from = Reachable(launcher, std::vector<float>{1, 2, 3, 4, 10, 20, 30, 40});
+    const auto table = Reachable(launcher, std::vector<int32_t>{0, 1});
+    const auto uses = Reachable(launcher, std::vector<uint64_t>{0});
+    const auto copy = launcher->Allocate(48), sums = launcher->Allocate(8);
+    cuda::MoveRowsParams move;
+    move.from = from.get(), move.from_rows = move.to_rows = move.moves = 2;
+    move.from_stride = move.to_stride = 8, move.channels = 8;
+    move.to = copy.get();
+    move.turn.uses = reinterpret_cast<const uint64_t*>(uses.get());
+    move.from_turn = 16, move.to_turn = 32;
+    cuda::FoldRowsParams fold;
+    fold.from = from.get(), fold.from_rows = 2, fold.from_stride = fold.to_stride = 8;
+    fold.table = reinterpret_cast<const int32_t*>(table.get()), fold.rows = 1, fold.width = 2;
+    fold.to = sums.get(), fold.channels = 2;
+    fold.turn = move.turn, fold.from_turn = 16;
+    for (const float tens : {1.0f, 10.0f}) {
+      *reinterpret_cast<uint64_t*>(uses.get()) = tens == 1 ? 4 : 7;
+      ASSERT_TRUE(launcher->Run(move).ok());
+      ASSERT_TRUE(launcher->Run(fold).ok());
+      EXPECT_TRUE(Holds(sums.get(), std::vector<float>{4 * tens, 6 * tens}));
+    }
+    EXPECT_TRUE(Holds(copy.get(), std::vector<float>{1, 2, 3, 4, 0, 0, 0, 0, 10, 20, 30, 40}));
+    fold.from_turn = 3;
+    EXPECT_NE(CheckParams(fold).detail.find("aligned"), std::string::npos);
   }
 }
 

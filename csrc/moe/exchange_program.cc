@@ -17,7 +17,7 @@ struct Shared {
   struct alignas(64) Line {
     std::byte bytes[64]{};
   };
-  std::vector<Line> work;
+  std::vector<Line> work, shared;
   std::unique_ptr<SlotExchange> exchange;
 };
 
@@ -31,12 +31,18 @@ Result<Shared*> SharedFor(executor::Pipes* pipes, uint64_t kind, const SlotLayou
   *side = opened.value();
   if ((*side)->user == nullptr) {
     const auto shared = std::make_shared<Shared>();
-    shared->work.resize((SlotExchange::ResultsOf(layout).bytes + 63) / 64);
+    const SlotExchange::Results results = SlotExchange::ResultsOf(layout);
+    const auto lines = [](uint64_t bytes) {
+      return (bytes + sizeof(Shared::Line) - 1) / sizeof(Shared::Line);
+    };
+    shared->work.resize(lines(results.work_bytes));
+    shared->shared.resize(lines(results.shared_bytes));
     SlotExchange::Memory memory;
     memory.region = (*side)->memory;
     memory.counters = (*side)->region->counters().data();
     memory.failed = (*side)->region->failed_word();
     memory.work = reinterpret_cast<std::byte*>(shared->work.data());
+    memory.shared = reinterpret_cast<std::byte*>(shared->shared.data());
     shared->exchange = std::make_unique<SlotExchange>(layout, pipes->rank(), (*side)->fifo, memory);
     (*side)->user = shared;
   }
@@ -59,7 +65,8 @@ struct HostRunner {
   }
 
   // Until the kernel would not have to wait.
-  Status Sleep(const cuda::AwaitRowsParams& p) {
+  Status Sleep(const cuda::AwaitRowsParams& given) {
+    const cuda::AwaitRowsParams p = InTurn(given);
     const uint64_t started = executor::HostClockNs();
     std::vector<proxy::Region::Threshold> left;
     for (uint32_t rank = 0; rank < p.ranks; ++rank) {
@@ -94,12 +101,12 @@ Status RunCall(executor::Pipes* pipes, uint64_t kind, const SlotLayout& layout, 
   executor::SideRegion* side = nullptr;
   Result<Shared*> shared = SharedFor(pipes, kind, layout, &side);
   if (!shared.ok()) return shared.status();
-  SlotExchange* const exchange = shared.value()->exchange.get();
+  const SlotExchange& exchange = *shared.value()->exchange;
   const proxy::Proxy::Use use(pipes->proxy());  // commands come, and counters are waited for
   HostRunner runner{pipes, side->region.get(), waited};
   const Status started = Start(runner, exchange, call);
-  const Status failure = side->region->status();
-  return exchange->End(failure.ok() ? started : failure);
+  if (Status failure = side->region->status(); !failure.ok()) return failure;
+  return started.ok() ? exchange.Trouble() : started;
 }
 
 }  // namespace

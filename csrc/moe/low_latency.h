@@ -11,9 +11,10 @@
 // to its caller, who has these words.
 //
 // Pure but for the kernels: `Runner` has Run(params) for those of csrc/cuda, which starts one and
-// returns what starting it gave. On a stream they follow each other; whoever enqueued them calls
-// SlotExchange::End when they are over. On an error of this file nothing more is started, and the
-// exchange is in no state to be used again: the caller fails the region.
+// returns what starting it gave. On a stream they follow each other, and what was recorded of them
+// may be repeated. Whether they found anything wrong, SlotExchange::Trouble says. On an error of
+// this file nothing more is started, and the exchange is in no state to be used again: the caller
+// fails the region.
 #pragma once
 
 #include <cstddef>
@@ -45,6 +46,7 @@ struct Dispatch {
   uint64_t out_stride = 0, out_rows = 0;
   bool dequantize = true;
   int32_t* out_tags = nullptr;  // [out_rows, tag_words]; zeros behind the last one
+  uint32_t* waited = nullptr;   // [ranks], as in cuda/await_rows.h
 
   // Bytes of a copy on its way. Tags begin at a word's boundary behind the row.
   uint64_t wire_bytes() const {
@@ -74,6 +76,7 @@ struct Combine {
   std::byte* out = nullptr;
   uint64_t out_stride = 0;
   cuda::Element out_element = cuda::Element::kF32;
+  uint32_t* waited = nullptr;  // [ranks], as in cuda/await_rows.h
 
   uint64_t row_bytes() const { return channels * cuda::ElementBytes(element); }
 };
@@ -92,19 +95,20 @@ Status Unpack(Runner& runner, cuda::MoveRowsParams rows, uint64_t more) {
 }
 
 template <class Runner>
-Status Start(Runner& runner, SlotExchange* exchange, const Dispatch& d) {
-  const SlotLayout& layout = exchange->layout();
+Status Start(Runner& runner, const SlotExchange& exchange, const Dispatch& d) {
+  const SlotLayout& layout = exchange.layout();
   if (Status s = CheckRoom(layout, d.tokens, d.row_bytes(), "moe.dispatch"); !s.ok()) return s;
-  Result<SlotExchange::Use> begun = exchange->Begin();
-  if (!begun.ok()) return begun.status();
-  SlotExchange::Use& use = begun.value();
+  SlotExchange::Use use = exchange.MakeUse();
+  if (Status s = runner.Run(use.begin); !s.ok()) return s;
 
   cuda::MoveRowsParams pack;
+  pack.turn = use.turn, pack.to_turn = use.turn_bytes;
   pack.from = d.x, pack.from_rows = pack.moves = d.tokens, pack.from_stride = d.x_stride;
   pack.to = use.staging, pack.to_rows = layout.staging_rows, pack.to_stride = layout.stride();
   pack.channels = d.channels, pack.element = d.element, pack.cast = d.cast;
   if (Status s = runner.Run(pack); !s.ok()) return s;
   cuda::MoveRowsParams tags;
+  tags.turn = use.turn, tags.to_turn = use.turn_bytes;
   tags.from = reinterpret_cast<const std::byte*>(d.tags);
   tags.from_rows = tags.moves = d.tokens, tags.from_stride = 4 * d.tag_words;
   tags.to = use.staging + d.tag_offset();
@@ -122,10 +126,11 @@ Status Start(Runner& runner, SlotExchange* exchange, const Dispatch& d) {
   if (Status s = runner.Run(use.send); !s.ok()) return s;
 
   const uint64_t rows = d.out_rows < layout.slots ? d.out_rows : layout.slots;
-  use.wait.order_rows = rows;
+  use.wait.order_rows = rows, use.wait.waited = d.waited;
   if (Status s = runner.Run(use.wait); !s.ok()) return s;
 
   cuda::MoveRowsParams unpack;
+  unpack.turn = use.turn, unpack.from_turn = use.turn_bytes;
   unpack.from = use.slots, unpack.from_index = use.wait.order;
   unpack.from_rows = layout.slots, unpack.from_stride = layout.stride();
   unpack.to = d.out, unpack.to_rows = unpack.moves = rows, unpack.to_stride = d.out_stride;
@@ -146,14 +151,14 @@ Status Start(Runner& runner, SlotExchange* exchange, const Dispatch& d) {
 }
 
 template <class Runner>
-Status Start(Runner& runner, SlotExchange* exchange, const Combine& c) {
-  const SlotLayout& layout = exchange->layout();
+Status Start(Runner& runner, const SlotExchange& exchange, const Combine& c) {
+  const SlotLayout& layout = exchange.layout();
   if (Status s = CheckRoom(layout, c.entries, c.row_bytes(), "moe.combine"); !s.ok()) return s;
-  Result<SlotExchange::Use> begun = exchange->Begin();
-  if (!begun.ok()) return begun.status();
-  SlotExchange::Use& use = begun.value();
+  SlotExchange::Use use = exchange.MakeUse();
+  if (Status s = runner.Run(use.begin); !s.ok()) return s;
 
   cuda::MoveRowsParams pack;
+  pack.turn = use.turn, pack.to_turn = use.turn_bytes;
   pack.from = c.y, pack.from_index = c.rows, pack.from_rows = c.y_rows;
   pack.from_stride = c.y_stride, pack.moves = c.entries;
   pack.to = use.staging, pack.to_rows = layout.staging_rows, pack.to_stride = layout.stride();
@@ -164,10 +169,11 @@ Status Start(Runner& runner, SlotExchange* exchange, const Combine& c) {
   use.send.row_bytes = c.row_bytes();
   if (Status s = runner.Run(use.send); !s.ok()) return s;
 
-  use.wait.order = nullptr;
+  use.wait.order = nullptr, use.wait.waited = c.waited;
   if (Status s = runner.Run(use.wait); !s.ok()) return s;
 
   cuda::FoldRowsParams fold;
+  fold.turn = use.turn, fold.from_turn = use.turn_bytes;
   fold.from = use.slots, fold.from_rows = layout.slots, fold.from_stride = layout.stride();
   fold.table = c.table, fold.rows = c.tokens, fold.width = c.width;
   fold.to = c.out, fold.to_stride = c.out_stride;

@@ -44,6 +44,7 @@ struct Job {
   std::vector<uint32_t> masked;  // ranks that nobody chooses and that choose nobody
   bool hot = false;              // expert 0 takes everything
   bool only_dispatch = false;
+  bool repeat = false;  // kernels are started once, and what was recorded of them is repeated
   uint32_t experts() const { return ranks * local; }
 };
 
@@ -177,34 +178,57 @@ T* As(const std::shared_ptr<std::byte>& memory) {
   return reinterpret_cast<T*>(memory.get());
 }
 
-// What a test does before a kernel of a rank: `at` counts those of a use from 0 on.
-struct Runner {
+// The kernels of a use, as a graph keeps them: with the parameters of when they were started.
+struct Recorder {
   cuda::Launcher* launcher;
-  std::function<void(int at)> before;
-  int at = 0;
+  std::vector<std::function<Status()>> kernels;
   template <class Params>
   Status Run(const Params& params) {
-    if (before) before(at);
-    ++at;
-    return launcher->Run(params);
+    kernels.push_back([this, params] { return launcher->Run(params); });
+    return Status::Ok();
+  }
+  // `before` is what a test does before each of them, by their number.
+  Status Play(const std::function<void(int at)>& before) const {
+    for (size_t at = 0; at < kernels.size(); ++at) {
+      if (before) before(static_cast<int>(at));
+      if (Status s = kernels[at](); !s.ok()) return s;
+    }
+    return Status::Ok();
   }
 };
 
-// One rank: the buffers of its program, and the uses that it goes through.
+// One rank: the buffers of its program, the same in all uses, and the uses that it goes through.
 class RankSide {
  public:
   RankSide(const Job& job, uint32_t rank, cuda::Launcher* launcher, const fifo::FifoView& fifo,
            proxy::Region* region)
-      : job_(job), rank_(rank), launcher_(launcher), region_(region) {
+      : job_(job),
+        rank_(rank),
+        launcher_(launcher),
+        region_(region),
+        there_{launcher, {}},
+        back_{launcher, {}} {
     SlotExchange::Memory memory;
     memory.region = region->memory().data();
     memory.counters = region->counters().data();
     memory.failed = region->failed_word();
     for (const SlotLayout& layout : {DispatchLayout(job), CombineLayout(job)}) {
       EXPECT_TRUE(layout.Check().ok()) << layout.Check().ToString();
-      memory.work = Keep(SlotExchange::ResultsOf(layout).bytes).get();
+      const SlotExchange::Results results = SlotExchange::ResultsOf(layout);
+      memory.work = Keep(results.work_bytes).get();
+      memory.shared = KeepPinned(results.shared_bytes).get();
       exchanges_.push_back(std::make_unique<SlotExchange>(layout, rank, fifo, memory));
     }
+    const uint64_t wide = job.channels * cuda::ElementBytes(job.element);
+    const uint64_t entries = uint64_t{job.tokens} * job.width, words = 1 + 2 * job.width;
+    const uint64_t rows = dispatch().layout().slots, capacity = rows + kMoreRows;
+    const uint64_t answers = rows * (job.per_choice ? job.width : 1);
+    x_ = Keep(job.tokens * wide), tags_ = Keep(job.tokens * words * 4);
+    peers_ = Keep(entries * 4), slots_ = Keep(entries * 4), given_ = Keep(entries * 4);
+    out_ = Keep(capacity * wide), out_tags_ = Keep(capacity * words * 4);
+    y_ = Keep(answers * wide), to_ = Keep(answers * 4), at_ = Keep(answers * 4);
+    table_ = Keep(entries * 4), sums_ = Keep(job.tokens * wide);
+    waited_ = Keep(2 * job.ranks * 4);
   }
 
   SlotExchange& dispatch() { return *exchanges_[0]; }
@@ -213,59 +237,80 @@ class RankSide {
   // False at the first difference, of which the test is told.
   bool Use(int use, const std::function<void(int at)>& before = nullptr) {
     const Choices choices = RandomChoices(job_, use);
-    const uint64_t element = cuda::ElementBytes(job_.element), wide = job_.channels * element;
-    const uint64_t entries = uint64_t{job_.tokens} * job_.width;
-    const uint64_t rows = dispatch().layout().slots, words = 1 + 2 * job_.width;
+    const uint64_t wide = job_.channels * cuda::ElementBytes(job_.element);
+    const uint64_t capacity = dispatch().layout().slots + kMoreRows;
+    const uint64_t words = 1 + 2 * job_.width;
     const std::vector<int32_t>& mine = choices[rank_];
-
-    const auto x = Keep(job_.tokens * wide), tags = Keep(job_.tokens * words * 4);
     for (uint32_t t = 0; t < job_.tokens; ++t) {
       const std::vector<std::byte> row = Bytes(job_, Token(job_, use, rank_, t));
-      std::memcpy(x.get() + t * wide, row.data(), wide);
-      int32_t* tag = As<int32_t>(tags) + t * words;
+      std::memcpy(x_.get() + t * wide, row.data(), wide);
+      int32_t* tag = As<int32_t>(tags_) + t * words;
       tag[0] = static_cast<int32_t>(t);
       for (uint32_t j = 0; j < job_.width; ++j) {
         tag[1 + j] = mine[t * job_.width + j];
         tag[1 + job_.width + j] = std::bit_cast<int32_t>(Weight(rank_, t, j));
       }
     }
-    const auto peers = Keep(entries * 4), slots = Keep(entries * 4), given = Keep(entries * 4);
-    std::ranges::copy(mine, As<int32_t>(given));
+    std::ranges::copy(mine, As<int32_t>(given_));
     cuda::RouteParams route;
-    route.choices = As<int32_t>(given), route.tokens = job_.tokens, route.width = job_.width;
+    route.choices = As<int32_t>(given_), route.tokens = job_.tokens, route.width = job_.width;
     route.ranks = job_.ranks, route.experts_per_rank = job_.local;
-    route.peers = As<int32_t>(peers), route.slots = As<int32_t>(slots);
+    route.peers = As<int32_t>(peers_), route.slots = As<int32_t>(slots_);
     if (!Fine(launcher_->Run(route))) return false;
+    std::memset(out_.get(), 0x5a, capacity * wide);  // also what nobody sends must be written
+    std::memset(waited_.get(), 0xff, 2 * job_.ranks * 4);
+    if (!Go(&there_, dispatch(), MakeDispatch(), before)) return false;
+    if (!IsWhatWasSent(use, choices, out_.get(), As<int32_t>(out_tags_))) return false;
+    if (job_.only_dispatch) return true;
+    Answers(mine);
+    if (!Go(&back_, combine(), MakeCombine(), nullptr)) return false;
+    const uint32_t* const waited = As<uint32_t>(waited_);
+    const bool timed = std::count(waited, waited + 2 * job_.ranks, ~uint32_t{0}) == 0;
+    EXPECT_TRUE(timed) << "use " << use << ": no times of waits at rank " << rank_;
+    return timed && IsTheSum(use, mine, sums_.get());
+  }
 
+  Dispatch MakeDispatch() const {
+    const uint64_t wide = job_.channels * cuda::ElementBytes(job_.element);
     Dispatch d;
-    d.x = x.get(), d.x_stride = wide, d.tokens = job_.tokens, d.channels = job_.channels;
+    d.x = x_.get(), d.x_stride = wide, d.tokens = job_.tokens, d.channels = job_.channels;
     d.element = job_.element, d.cast = job_.cast;
-    d.tags = As<int32_t>(tags), d.tag_words = words;
-    d.peers = As<int32_t>(peers), d.slots = As<int32_t>(slots), d.width = job_.width;
-    const uint64_t capacity = rows + kMoreRows;
-    const auto out = Keep(capacity * wide), out_tags = Keep(capacity * words * 4);
-    std::memset(out.get(), 0x5a, capacity * wide);  // also what nobody sends must be written
-    d.out = out.get(), d.out_stride = wide, d.out_rows = capacity;
-    d.out_tags = As<int32_t>(out_tags);
-    Runner runner{launcher_, before};
-    if (!Fine(Start(runner, &dispatch(), d)) || !Fine(dispatch().End(region_->status()))) {
-      return false;
-    }
-    if (!IsWhatWasSent(use, choices, out.get(), As<int32_t>(out_tags))) return false;
+    d.tags = As<int32_t>(tags_), d.tag_words = 1 + 2 * job_.width;
+    d.peers = As<int32_t>(peers_), d.slots = As<int32_t>(slots_), d.width = job_.width;
+    d.out = out_.get(), d.out_stride = wide, d.out_rows = exchanges_[0]->layout().slots + kMoreRows;
+    d.out_tags = As<int32_t>(out_tags_), d.waited = As<uint32_t>(waited_);
+    return d;
+  }
+  Combine MakeCombine() const {
+    const uint64_t wide = job_.channels * cuda::ElementBytes(job_.element);
+    Combine c;
+    c.y = y_.get(), c.y_stride = wide, c.y_rows = c.entries = combine_rows();
+    c.channels = job_.channels, c.element = c.out_element = job_.element;
+    c.peers = As<int32_t>(to_), c.slots = As<int32_t>(at_);
+    c.table = As<int32_t>(table_), c.tokens = job_.tokens, c.width = job_.width;
+    c.out = sums_.get(), c.out_stride = wide, c.waited = As<uint32_t>(waited_) + job_.ranks;
+    return c;
+  }
 
-    if (job_.only_dispatch) {
-      kept_.resize(2);  // of the exchanges
-      return true;
-    }
-
-    // The experts.
+ private:
+  uint64_t combine_rows() const { return exchanges_[1]->layout().staging_rows; }
+  // Starts what `call` asks for, or repeats it.
+  template <class Call>
+  bool Go(Recorder* kernels, const SlotExchange& exchange, const Call& call,
+          const std::function<void(int at)>& before) {
+    if (!job_.repeat) kernels->kernels.clear();
+    if (kernels->kernels.empty() && !Fine(Start(*kernels, exchange, call))) return false;
+    return Fine(kernels->Play(before)) && Fine(region_->status()) && Fine(exchange.Trouble());
+  }
+  // The experts: what goes back, and where to.
+  void Answers(const std::vector<int32_t>& mine) {
+    const uint64_t element = cuda::ElementBytes(job_.element), wide = job_.channels * element;
+    const uint64_t words = 1 + 2 * job_.width;
     const uint64_t each = job_.per_choice ? job_.width : 1;
-    const auto y = Keep(rows * each * wide);
-    const auto to = Keep(rows * each * 4), at = Keep(rows * each * 4), table = Keep(entries * 4);
     uint64_t row = 0;
     for (uint32_t source = 0; source < job_.ranks; ++source) {
       for (uint32_t n = 0; n < dispatch().counts()[source]; ++n, ++row) {
-        const int32_t* tag = As<int32_t>(out_tags) + row * words;
+        const int32_t* tag = As<int32_t>(out_tags_) + row * words;
         const auto t = static_cast<uint32_t>(tag[0]);
         bool first = true;
         for (uint32_t j = 0; j < job_.width; ++j) {
@@ -274,38 +319,24 @@ class RankSide {
           const uint64_t i = job_.per_choice ? row * job_.width + j : row;
           if (!job_.per_choice && !first) continue;
           first = false;
-          As<int32_t>(to)[i] = here ? static_cast<int32_t>(source) : -1;
-          As<int32_t>(at)[i] = static_cast<int32_t>(t * job_.width + j);
+          As<int32_t>(to_)[i] = here ? static_cast<int32_t>(source) : -1;
+          As<int32_t>(at_)[i] = static_cast<int32_t>(t * job_.width + j);
           for (uint64_t c = 0; c < job_.channels; ++c) {
-            const float value = Load(job_.element, out.get() + row * wide + c * element);
+            const float value = Load(job_.element, out_.get() + row * wide + c * element);
             const float answer = Answer(job_, tag + 1, source, t, value, [&](uint32_t k) {
               return job_.per_choice ? k == j && here : IsHere(tag[1 + k]);
             });
-            Store(job_.element, answer, y.get() + i * wide + c * element);
+            Store(job_.element, answer, y_.get() + i * wide + c * element);
           }
         }
       }
     }
-    for (uint64_t i = row * each; i < rows * each; ++i) As<int32_t>(to)[i] = -1;
-    for (uint64_t i = 0; i < entries; ++i) {
-      const bool comes = job_.per_choice ? mine[i] >= 0 : As<int32_t>(peers)[i] >= 0;
-      As<int32_t>(table)[i] = comes ? static_cast<int32_t>(i) : -1;
+    for (uint64_t i = row * each; i < combine_rows(); ++i) As<int32_t>(to_)[i] = -1;
+    for (uint64_t i = 0; i < mine.size(); ++i) {
+      const bool comes = job_.per_choice ? mine[i] >= 0 : As<int32_t>(peers_)[i] >= 0;
+      As<int32_t>(table_)[i] = comes ? static_cast<int32_t>(i) : -1;
     }
-    Combine c;
-    c.y = y.get(), c.y_stride = wide, c.y_rows = c.entries = rows * each;
-    c.channels = job_.channels, c.element = c.out_element = job_.element;
-    c.peers = As<int32_t>(to), c.slots = As<int32_t>(at);
-    c.table = As<int32_t>(table), c.tokens = job_.tokens, c.width = job_.width;
-    const auto sums = Keep(job_.tokens * wide);
-    c.out = sums.get(), c.out_stride = wide;
-    Runner back{launcher_, nullptr};
-    if (!Fine(Start(back, &combine(), c)) || !Fine(combine().End(region_->status()))) return false;
-    const bool right = IsTheSum(use, mine, sums.get());
-    kept_.resize(2);  // of the exchanges
-    return right;
   }
-
- private:
   bool IsHere(int32_t e) const { return e >= 0 && static_cast<uint32_t>(e) / job_.local == rank_; }
   static bool Fine(const Status& status) {
     EXPECT_TRUE(status.ok()) << status.ToString();
@@ -313,6 +344,9 @@ class RankSide {
   }
   std::shared_ptr<std::byte> Keep(uint64_t bytes) {
     return kept_.emplace_back(launcher_->Allocate(bytes));
+  }
+  std::shared_ptr<std::byte> KeepPinned(uint64_t bytes) {
+    return kept_.emplace_back(launcher_->AllocatePinned(bytes));
   }
 
   // The oracle of dispatch.
@@ -377,6 +411,9 @@ class RankSide {
   proxy::Region* const region_;
   std::vector<std::shared_ptr<std::byte>> kept_;
   std::vector<std::unique_ptr<SlotExchange>> exchanges_;
+  Recorder there_, back_;
+  std::shared_ptr<std::byte> x_, tags_, peers_, slots_, given_, out_, out_tags_;
+  std::shared_ptr<std::byte> y_, to_, at_, table_, sums_, waited_;
 };
 
 size_t RegionBytes(const Job& job) {
@@ -434,6 +471,7 @@ TEST(LowLatency, ReorderedRepeatedAndDelayed_EqualTheOracle) {
     job.channels = 1 + random() % 40;
     job.element = random() % 2 == 0 ? Element::kF32 : Element::kBF16;
     job.per_choice = random() % 2 == 0;
+    job.repeat = seed % 2 == 0, job.uses = 5;
     proxy::ChaosNetwork network(job.ranks, RegionBytes(job), Counters(job), 1 + random() % 9, seed);
     RunAll(job, &network, 1);
     overtook += network.overtook(), repeated += network.repeated();
@@ -466,25 +504,29 @@ TEST(LowLatency, OneExpertTakesAllAndMaskedRanksTakePart) {
   RunAll(job, &nothing, 1);
 }
 
-// Rank 2 stops with its rows of use 0 in the slots until the others have sent all of use 1 and can
-// go no further. Would they, its rows would be replaced under it (as with one buffer). Dispatches
-// alone: a combine between them would hold the others back before.
+// Rank 2 stops with its rows of a use in the slots until the others have sent all of the next and
+// can go no further. Would they, its rows would be replaced under it (as with one buffer).
+// Dispatches alone: a combine between them would hold the others back before.
 TEST(LowLatency, ASlowRankFindsItsSlotsUntouched) {
   Job job;
-  job.ranks = 3, job.tokens = 6, job.width = 3, job.uses = 4, job.only_dispatch = true;
-  proxy::ChaosNetwork network(job.ranks, RegionBytes(job), Counters(job), 64, 11);
-  std::vector<std::atomic<int>> waits(2);  // how often each of the others has begun to wait
-  std::atomic<bool> was_slow{false};
-  // The kernels of a dispatch: pack, tags, send, wait, unpack, then others.
-  RunAll(job, &network, 1, [&](uint32_t rank, int use, int at) {
-    if (rank < 2 && at == 3) ++waits[rank];
-    if (rank < 2 || use != 0 || at != 4) return;
-    while (waits[0] < 2 || waits[1] < 2 || network.landed() < network.taken()) {
-      std::this_thread::yield();
-    }
-    was_slow = true;
-  });
-  EXPECT_TRUE(was_slow);
+  job.ranks = 3, job.tokens = 6, job.width = 3, job.uses = 6, job.only_dispatch = true;
+  for (const bool repeat : {false, true}) {
+    job.repeat = repeat;
+    proxy::ChaosNetwork network(job.ranks, RegionBytes(job), Counters(job), 64, 11);
+    std::vector<std::atomic<int>> waits(2);  // how often each of the others has begun to wait
+    std::atomic<int> was_slow{0};
+    // The kernels of a dispatch: begin, pack, tags, send, wait, unpack, then others.
+    RunAll(job, &network, 1, [&](uint32_t rank, int use, int at) {
+      if (rank < 2 && at == 4) ++waits[rank];
+      // Once with either buffer.
+      if (rank < 2 || (use != 0 && use != 3) || at != 5) return;
+      while (waits[0] < use + 2 || waits[1] < use + 2 || network.landed() < network.taken()) {
+        std::this_thread::yield();
+      }
+      ++was_slow;
+    });
+    EXPECT_EQ(was_slow, 2);
+  }
 }
 
 TEST(LowLatency, OverProxiesAndEngines_EqualTheOracle) {
@@ -494,7 +536,7 @@ TEST(LowLatency, OverProxiesAndEngines_EqualTheOracle) {
       Job job;
       job.ranks = 4, job.tokens = 16, job.width = 4, job.uses = UnderSanitizers(3, 6);
       job.channels = per_choice ? 1000 : 20'001;  // rows beyond what one command counts
-      job.per_choice = per_choice, job.seed = 17;
+      job.per_choice = per_choice, job.seed = 17, job.repeat = per_choice;
       OverProxies network(job, way.processes, way.config);
       RunAll(job, &network, 1);
       for (uint32_t r = 0; r < job.ranks; ++r) EXPECT_TRUE(network.region(r).status().ok());
@@ -506,27 +548,47 @@ TEST(LowLatency, AFailedRegionEndsTheWait) {
   Job job;
   proxy::ChaosNetwork network(job.ranks, RegionBytes(job), Counters(job), 64, 1);
   RankSide side(job, 0, cuda::Launchers()[0], network.fifo(0), &network.region(0));
-  Runner runner{cuda::Launchers()[0], nullptr};
+  Recorder kernels{cuda::Launchers()[0], {}};
+  EXPECT_FALSE(side.dispatch().Awaits(1));
   std::thread watchdog([&] {  // when it has sent; rank 1 never does
-    while (network.landed() == 0) std::this_thread::yield();
+    while (side.dispatch().Awaits(0) || !side.dispatch().Awaits(1)) std::this_thread::yield();
     network.region(0).Fail(Status::Error(StatusCode::kPeerTimeout, "rank 1 is silent"));
   });
-  EXPECT_TRUE(Start(runner, &side.dispatch(), Dispatch{}).ok());
+  EXPECT_TRUE(Start(kernels, side.dispatch(), Dispatch{}).ok());
+  EXPECT_TRUE(kernels.Play(nullptr).ok());
   watchdog.join();
-  const Status status = side.dispatch().End(network.region(0).status());
-  EXPECT_EQ(status.code, StatusCode::kPeerTimeout) << status.ToString();
+  const Status status = side.dispatch().Trouble();
+  EXPECT_EQ(status.code, StatusCode::kAborted) << status.ToString();
+  EXPECT_TRUE(side.dispatch().Awaits(1));
+  EXPECT_FALSE(side.dispatch().Awaits(0));
 }
 
-TEST(LowLatency, RefusesWhatHasNoRoomAndASecondUseAtOnce) {
+TEST(LowLatency, WhatKernelsFindWrongIsTold) {
+  Job job;
+  job.ranks = 1;
+  proxy::ChaosNetwork network(job.ranks, RegionBytes(job), Counters(job), 64, 1);
+  RankSide side(job, 0, cuda::Launchers()[0], network.fifo(0), &network.region(0));
+  EXPECT_TRUE(side.dispatch().Trouble().ok());
+  Recorder kernels{cuda::Launchers()[0], {}};
+  Dispatch d = side.MakeDispatch();
+  const std::vector<int32_t> peers(job.tokens * job.width, 1);
+  d.peers = peers.data();
+  EXPECT_TRUE(Start(kernels, side.dispatch(), d).ok());
+  EXPECT_TRUE(kernels.Play(nullptr).ok());
+  const Status status = side.dispatch().Trouble();
+  EXPECT_NE(status.detail.find("entry 0 of the rows to send"), std::string::npos)
+      << status.ToString();
+}
+
+TEST(LowLatency, RefusesWhatHasNoRoom) {
   Job job;
   proxy::ChaosNetwork network(job.ranks, RegionBytes(job), Counters(job), 64, 1);
   RankSide side(job, 0, cuda::Launchers()[0], network.fifo(0), &network.region(0));
-  Runner runner{cuda::Launchers()[0], nullptr};
+  Recorder kernels{cuda::Launchers()[0], {}};
   Dispatch d;
   d.tokens = job.tokens + 1;
-  EXPECT_NE(Start(runner, &side.dispatch(), d).detail.find("9 rows"), std::string::npos);
-  EXPECT_TRUE(side.dispatch().Begin().ok());
-  EXPECT_NE(side.dispatch().Begin().status().detail.find("under way"), std::string::npos);
+  EXPECT_NE(Start(kernels, side.dispatch(), d).detail.find("9 rows"), std::string::npos);
+  EXPECT_TRUE(kernels.kernels.empty());
 }
 
 TEST(SlotLayout, PartsLieApartAndLimitsAreNamed) {

@@ -1,6 +1,9 @@
 // See slot_exchange.h.
 #include "csrc/moe/slot_exchange.h"
 
+#include <atomic>
+#include <utility>
+
 #include "csrc/cuda/rows.h"
 #include "csrc/fifo/command.h"
 
@@ -54,66 +57,69 @@ SlotExchange::Results SlotExchange::ResultsOf(const SlotLayout& layout) {
     end = (end + bytes + 63) / 64 * 64;
     return at;
   };
-  for (uint64_t& state : r.state) state = place(2 * sizeof(uint64_t) * layout.ranks);
+  r.uses = place(sizeof(uint64_t));
+  r.state = place(SlotLayout::kBuffers * 2 * sizeof(uint64_t) * layout.ranks);
   r.counts = place(sizeof(uint32_t) * layout.ranks);
-  r.waited = place(sizeof(uint64_t) * layout.ranks);
+  r.order = place(sizeof(int32_t) * layout.slots);
+  r.work_bytes = std::exchange(end, 0);
   r.outcome = place(sizeof(uint64_t));
   r.fault = place(sizeof(uint64_t));
-  r.order = place(sizeof(int32_t) * layout.slots);
-  r.bytes = end;
+  r.awaits = place(sizeof(uint64_t) * layout.ranks);
+  r.shared_bytes = end;
   return r;
 }
 
 SlotExchange::SlotExchange(const SlotLayout& layout, uint32_t rank, const fifo::FifoView& fifo,
                            const Memory& memory)
-    : layout_(layout), results_(ResultsOf(layout)), rank_(rank), fifo_(fifo), memory_(memory) {}
+    : layout_(layout), results_(ResultsOf(layout)), rank_(rank), fifo_(fifo), memory_(memory) {
+  *Shared(results_.fault) = cuda::kNoFault;
+}
 
-Result<SlotExchange::Use> SlotExchange::Begin() {
-  if (under_way_) {
-    return Refuse(StatusCode::kInvalidArgument,
-                  "an exchange begins while one between the same slots is under way; end that one "
-                  "before");
-  }
-  under_way_ = true;
-  const auto buffer = static_cast<uint32_t>(uses_++ % SlotLayout::kBuffers);
+SlotExchange::Use SlotExchange::MakeUse() const {
   const SlotLayout& l = layout_;
+  constexpr uint32_t kFirst = 0;  // the buffer that turns count from
   Use use;
-  use.staging = memory_.region + l.staging(buffer);
-  use.slots = memory_.region + l.slot(buffer);
+  use.begin.uses = Work<uint64_t>(results_.uses);
+  use.begin.mark = memory_.mark;
+  use.staging = memory_.region + l.staging(kFirst);
+  use.slots = memory_.region + l.slot(kFirst);
+  use.turn.uses = use.begin.uses;
+  use.turn_bytes = l.buffer_bytes();
   cuda::SendRowsParams& send = use.send;
   send.fifo = fifo_;
   send.ranks = l.ranks, send.rank = rank_;
-  send.staging_offset = l.staging(buffer), send.staging_rows = l.staging_rows;
-  send.slots_offset = l.slot(buffer), send.num_slots = l.slots;
+  send.staging_offset = l.staging(kFirst), send.staging_rows = l.staging_rows;
+  send.slots_offset = l.slot(kFirst), send.num_slots = l.slots;
   send.stride = l.stride();
-  send.arrived = l.arrived(buffer) + rank_, send.announced = l.announced(buffer) + rank_;
+  send.arrived = l.arrived(kFirst) + rank_, send.announced = l.announced(kFirst) + rank_;
   send.row_channel = l.first_channel, send.count_channel = l.first_channel + 1;
-  send.fault = At<uint64_t>(results_.fault);
+  send.fault = Shared(results_.fault);
+  send.turn = use.turn, send.turn_bytes = use.turn_bytes, send.turn_counters = 2 * l.ranks;
   cuda::AwaitRowsParams& wait = use.wait;
   wait.counters = memory_.counters;
-  wait.arrived = l.arrived(buffer), wait.announced = l.announced(buffer);
+  wait.arrived = l.arrived(kFirst), wait.announced = l.announced(kFirst);
   wait.ranks = l.ranks, wait.most = l.most;
-  wait.state = At<uint64_t>(results_.state[buffer]);
-  wait.counts = At<uint32_t>(results_.counts);
-  wait.waited = At<uint64_t>(results_.waited);
-  wait.order = At<int32_t>(results_.order);
+  wait.state = Work<uint64_t>(results_.state);
+  wait.counts = Work<uint32_t>(results_.counts);
+  wait.order = Work<int32_t>(results_.order);
+  wait.awaits = Shared(results_.awaits);
   wait.abort = memory_.failed;
-  wait.outcome = At<uint64_t>(results_.outcome);
-  *wait.outcome = 0;
-  *send.fault = cuda::kNoFault;
+  wait.outcome = Shared(results_.outcome);
+  wait.turn = use.turn, wait.turn_counters = 2 * l.ranks;
   return use;
 }
 
-Status SlotExchange::End(const Status& failure) {
-  under_way_ = false;
-  if (!failure.ok()) return failure;
-  const uint64_t outcome = *At<uint64_t>(results_.outcome), fault = *At<uint64_t>(results_.fault);
+Status SlotExchange::Trouble() const {
+  // Relaxed: nothing is behind these words.
+  const auto look = [&](uint64_t at) {
+    return std::atomic_ref(*Shared(at)).load(std::memory_order_relaxed);
+  };
+  const uint64_t outcome = look(results_.outcome), fault = look(results_.fault);
   if (outcome == cuda::kTooManyRows) {
     return Refuse(StatusCode::kProtocol, "a rank announced more than the " +
                                              std::to_string(layout_.most) +
                                              " rows that one may send");
   }
-  if (outcome != 0) return Refuse(StatusCode::kAborted, "the wait for rows was aborted");
   if (fault != cuda::kNoFault) {
     return Refuse(StatusCode::kInvalidArgument,
                   "entry " + std::to_string(fault) + " of the rows to send lies outside of " +
@@ -121,14 +127,17 @@ Status SlotExchange::End(const Status& failure) {
                       std::to_string(layout_.ranks) + " ranks or " + std::to_string(layout_.slots) +
                       " slots");
   }
+  if (outcome != 0) return Refuse(StatusCode::kAborted, "the wait for rows was aborted");
   return Status::Ok();
 }
 
-std::span<const uint32_t> SlotExchange::counts() const {
-  return {At<uint32_t>(results_.counts), layout_.ranks};
+bool SlotExchange::Awaits(uint32_t rank) const {
+  // Relaxed: it only tells how far the use is.
+  return std::atomic_ref(Shared(results_.awaits)[rank]).load(std::memory_order_relaxed) != 0;
 }
-std::span<const uint64_t> SlotExchange::waited_ns() const {
-  return {At<uint64_t>(results_.waited), layout_.ranks};
+
+std::span<const uint32_t> SlotExchange::counts() const {
+  return {Work<uint32_t>(results_.counts), layout_.ranks};
 }
 
 }  // namespace uccl::moe

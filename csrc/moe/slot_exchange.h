@@ -5,8 +5,9 @@
 //                                   --number of rows------>
 //
 // A use is one exchange of all ranks: each packs rows into staging, sends them (cuda/send_rows.h),
-// waits for those of all ranks (cuda/await_rows.h) and reads its slots. Uses are numbered from 0 on
-// and take the two buffers in turn. Who fills which slot is agreed above, once and for all: by
+// waits for those of all ranks (cuda/await_rows.h) and reads its slots. Uses take the two buffers
+// in turn. Whose turn it is, kernels count (cuda/turn.h): so what one use launches is the same for
+// all, and may be repeated by a graph. Who fills which slot is agreed above, once and for all: by
 // source and number, or by the place that waits for a row there.
 //
 // Why two buffers are enough, without a word about slots that are free. Rank A writes into the
@@ -15,13 +16,13 @@
 // at the end of which B has read its slots. So B's slots of use s are free. Likewise A's staging:
 // at B all rows of use s had landed when B's use s was over, for every B. And a counter of buffer b
 // that A sees grow after use s grew for use s + 2, or less, never for s + 4: await_rows.h may take
-// what is new in it as one number. All this rests on one use being over before the next begins,
-// which Begin holds callers to; dispatches and combines are two exchanges, so one of each may be
-// under way.
+// what is new in it as one number. All this rests on the kernels of one use being over before those
+// of the next begin, as they are on one stream; dispatches and combines are two exchanges, so one
+// of each may be under way.
 //
 // Leaves to others: what rows are (low_latency.h), threads and streams.
 //
-// Threads: one at a time.
+// Threads: what it hands out may be used by one stream; the rest by any.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +33,9 @@
 #include "csrc/base/status.h"
 #include "csrc/base/types.h"
 #include "csrc/cuda/await_rows.h"
+#include "csrc/cuda/resolve.h"
 #include "csrc/cuda/send_rows.h"
+#include "csrc/cuda/turn.h"
 #include "csrc/fifo/slot.h"
 
 namespace uccl::moe {
@@ -48,7 +51,7 @@ struct SlotLayout {
   uint64_t first_byte = 0;
   uint32_t first_counter = 0, first_channel = 0;
 
-  static constexpr uint32_t kBuffers = 2, kChannels = 2;
+  static constexpr uint32_t kBuffers = cuda::Turn::kBuffers, kChannels = 2;
 
   // kInvalidArgument, kUnsupported where commands cannot say what this needs.
   Status Check() const;
@@ -69,45 +72,55 @@ struct SlotLayout {
 // One rank's side.
 class SlotExchange final {
  public:
-  // Memory that kernels write and the host reads when they are over.
+  // What kernels write: for themselves, and for a host that may look at any time.
   struct Results {
-    uint64_t state[SlotLayout::kBuffers];  // offsets into the work memory, as the rest
-    uint64_t counts, order, waited, outcome, fault, bytes;
+    uint64_t uses, state, counts, order, work_bytes;  // offsets into the work memory
+    uint64_t outcome, fault, awaits, shared_bytes;    // into the shared memory
   };
   static Results ResultsOf(const SlotLayout& layout);
 
-  // All of these outlive the exchange: the region's memory, counters and failure word, and
-  // ResultsOf(layout).bytes of zeroed work memory, aligned to 16.
+  // All of these outlive the exchange: the region's memory, counters and failure word; zeroed
+  // memory of ResultsOf(layout), aligned to 16; `mark` as in cuda/resolve.h.
   struct Memory {
     std::byte* region = nullptr;
     const uint64_t* counters = nullptr;
     const uint64_t* failed = nullptr;
     std::byte* work = nullptr;
+    std::byte* shared = nullptr;  // the host reaches it, too
+    uint64_t* mark = nullptr;
   };
   SlotExchange(const SlotLayout& layout, uint32_t rank, const fifo::FifoView& fifo,
                const Memory& memory);
 
-  // What the kernels of one use get; entries, `row_bytes` and `waited` are the caller's to add.
+  // What the kernels of a use get, in this order, and where the first buffer lies; entries,
+  // `row_bytes` and `waited` are the caller's to add. `begin` comes first of all.
   struct Use {
+    cuda::ResolveParams begin;
     std::byte* staging = nullptr;
     const std::byte* slots = nullptr;
+    cuda::Turn turn;
+    uint64_t turn_bytes = 0;  // from staging or slots to those of the second buffer
     cuda::SendRowsParams send;
     cuda::AwaitRowsParams wait;
   };
-  // kInvalidArgument while one is under way.
-  Result<Use> Begin();
-  // Its kernels are over. Ok, or why the rows are not to be trusted; `failure` is the region's.
-  Status End(const Status& failure);
+  Use MakeUse() const;
+
+  // Ok, or what the kernels of any use have found wrong: its rows are not to be trusted.
+  Status Trouble() const;
+  // Whether the kernel that runs waits for rows of that rank.
+  bool Awaits(uint32_t rank) const;
 
   const SlotLayout& layout() const { return layout_; }
-  // Of the last use: rows from each rank, and how long each was waited for.
+  // Of the last use, which is over: rows from each rank. Where the host reaches the work memory.
   std::span<const uint32_t> counts() const;
-  std::span<const uint64_t> waited_ns() const;
 
  private:
   template <class T>
-  T* At(uint64_t offset) const {
+  T* Work(uint64_t offset) const {
     return reinterpret_cast<T*>(memory_.work + offset);
+  }
+  uint64_t* Shared(uint64_t offset) const {
+    return reinterpret_cast<uint64_t*>(memory_.shared + offset);
   }
 
   const SlotLayout layout_;
@@ -115,8 +128,6 @@ class SlotExchange final {
   const uint32_t rank_;
   const fifo::FifoView fifo_;
   const Memory memory_;
-  uint64_t uses_ = 0;
-  bool under_way_ = false;
 };
 
 }  // namespace uccl::moe
