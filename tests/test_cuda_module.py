@@ -135,9 +135,9 @@ def test_with_one_it_is_opened_once_and_registered_for_cuda(machine) -> None:
     machine.backends.add("cuda")
     assert cuda_module.available() and cuda_module.available()
     assert machine.opened == [str(cuda_module._FILE)]
-    kinds = {"take_rows", "fold_rows", "require", *partitioning.COLLECTIVES}
+    kinds = {"take_rows", "fold_rows", "require", *partitioning.ON_STREAMS}
     names = {ffi_targets.target(kind) for kind in kinds}
-    names |= {partitioning.auto_target(kind) for kind in partitioning.COLLECTIVES}
+    names |= {partitioning.auto_target(kind) for kind in partitioning.ON_STREAMS}
     assert set(machine.registered) == {(name, "CUDA") for name in names}
     assert machine.attached == [(TABLE, [6, 7])]  # by the ordinals of XLA
     assert cuda_module.status().startswith("in use")
@@ -181,10 +181,10 @@ def test_the_real_table_is_checked() -> None:
     assert refused is not None and "build them together" in refused
 
 
-def test_every_collective_has_handlers_for_streams() -> None:
+def test_what_runs_on_streams_has_handlers() -> None:
     stages = {"instantiate", "initialize", "execute"}
     assert _uccl.stream_registrations().keys() == {
-        ffi_targets.target(kind) for kind in partitioning.COLLECTIVES
+        ffi_targets.target(kind) for kind in partitioning.ON_STREAMS
     }
     assert all(set(s) == stages for s in _uccl.stream_registrations().values())
 
@@ -238,6 +238,32 @@ def test_dispatch_and_combine_lower_for_cuda(machine, mode, quantize) -> None:
     handlers = {name for name, _ in machine.registered}
     assert called and called <= handlers, called - handlers
     assert ffi_targets.target("ragged_all_to_all") in called
+
+
+@pytest.mark.parametrize("quantize", [None, "fp8"])
+def test_native_dispatch_and_combine_lower_for_cuda_in_low_latency_mode(machine, quantize) -> None:
+    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+
+    def lowered(mode: str) -> str:
+        how = dict(mode=mode, quantize=quantize, implementation="native")
+
+        def loss(x: Any, idx: Any) -> Any:
+            d = moe.dispatch(x, idx, num_experts=4, axis_name="x", **how)
+            return moe.combine(d.tokens, d.handle).sum()
+
+        function = jax.shard_map(
+            jax.grad(loss), mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False
+        )
+        traced = jax.jit(function).trace(jnp.ones((8, 128)), jnp.zeros((8, 2), jnp.int32))
+        return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+    machine.backends.add("cuda")
+    called = set(re.findall(r"@(jax_uccl_\w+)", lowered("low_latency")))
+    handlers = {name for name, _ in machine.registered}
+    assert called <= handlers, called - handlers
+    assert {ffi_targets.target(kind) for kind in ("moe_dispatch", "moe_combine")} <= called
+    with pytest.raises(UnsupportedError, match="no handler for cuda"):
+        lowered("throughput")
 
 
 def test_rows_lower_to_the_handlers_where_they_are(machine) -> None:

@@ -27,6 +27,7 @@
 #include "xla_ffi/handlers.h"
 #include "xla_ffi/local_handlers.h"
 #include "xla_ffi/moe_handlers.h"
+#include "xla_ffi/moe_stream_handlers.h"
 #include "xla_ffi/plan_bindings.h"
 #include "xla_ffi/sim_bindings.h"
 #include "xla_ffi/stream_handlers.h"
@@ -63,13 +64,17 @@ Line AttachDeviceTable(uint64_t device, std::vector<int64_t> ids) {
 nb::dict StreamRegistrations() {
   const auto capsule = [](auto* fn) { return nb::capsule(reinterpret_cast<void*>(fn)); };
   nb::dict all;
-  for (coll::OpKind kind : coll::OpKinds()) {
+  const auto add = [&](const std::string& name, auto* initialize, auto* execute) {
     nb::dict stages;
     stages["instantiate"] = capsule(&UcclStreamInstantiate);
-    stages["initialize"] = capsule(&UcclStreamInitialize);
-    stages["execute"] = capsule(&UcclStreamExecute);
-    all[nb::str(("jax_uccl_" + std::string(coll::OpKindName(kind))).c_str())] = stages;
-  }
+    stages["initialize"] = capsule(initialize);
+    stages["execute"] = capsule(execute);
+    all[nb::str(("jax_uccl_" + name).c_str())] = stages;
+  };
+  for (coll::OpKind kind : coll::OpKinds())
+    add(coll::OpKindName(kind), &UcclStreamInitialize, &UcclStreamExecute);
+  add("moe_dispatch", &UcclMoeStreamDispatchInitialize, &UcclMoeStreamDispatchExecute);
+  add("moe_combine", &UcclMoeStreamCombineInitialize, &UcclMoeStreamCombineExecute);
   return all;
 }
 

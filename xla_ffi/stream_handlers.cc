@@ -16,17 +16,11 @@
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/site_state.h"
 #include "xla_ffi/status.h"
+#include "xla_ffi/stream_site.h"
 
 namespace uccl::xla_ffi {
 namespace {
 
-// As SiteState. A type of its own, because the plugin of a device has a registry of its own, which
-// gives the type another number.
-struct StreamState {
-  static ffi::TypeId id;
-  std::shared_ptr<coll::CallSite> site;
-};
-ffi::TypeId StreamState::id = {};
 ffi::TypeInfo kStreamStateInfo = ffi::MakeTypeInfo<StreamState>();
 
 struct Attached {
@@ -36,14 +30,25 @@ struct Attached {
 // Handlers read it without a lock.
 std::atomic<const Attached*> attached{nullptr};
 
+}  // namespace
+
+ffi::TypeId StreamState::id = {};
+
 Status Refuse(const coll::CallSite& site, StatusCode code, std::string detail) {
   Status status = Status::Error(code, std::move(detail));
   status.op = site.spec().label;
   return status;
 }
 
-Result<std::shared_ptr<coll::StreamCall>> CallOf(const StreamState& state, int32_t ordinal,
-                                                 const ffi::AnyBuffer& x, const ffi::AnyBuffer& y) {
+const cuda::Device* AttachedDevice() {
+  // Acquire: pairs with the release in AttachDevice.
+  const Attached* const at = attached.load(std::memory_order_acquire);
+  return at == nullptr ? nullptr : at->device;
+}
+
+Result<std::shared_ptr<coll::StreamCall>> CallOf(
+    const StreamState& state, int32_t ordinal, const ffi::AnyBuffer& x,
+    std::function<std::shared_ptr<executor::StreamProgram>()> program) {
   const coll::CallSite& site = *state.site;
   // Acquire: pairs with the release in AttachDevice.
   const Attached* const at = attached.load(std::memory_order_acquire);
@@ -60,16 +65,18 @@ Result<std::shared_ptr<coll::StreamCall>> CallOf(const StreamState& state, int32
   call.site = state.site;
   call.device = at->ids[static_cast<size_t>(ordinal)];
   call.dtype = ToDType(x.element_type());
-  if (Status s = CheckBuffers(site, x, y, call.dtype); !s.ok()) return s;
   const auto dims = x.dimensions();
   call.shape.assign(dims.begin(), dims.end());
   call.elements = x.element_count();
+  call.stream_program = std::move(program);
   auto opened = coll::TheRuntime().StreamFor(call, at->device);
   if (opened.ok()) return opened;
   Status status = opened.status();
   if (status.op.empty()) status.op = site.spec().label;
   return status;
 }
+
+namespace {
 
 // A barrier hands its operands through.
 Status CopyUnlessSame(const ffi::AnyBuffer& from, const ffi::AnyBuffer& to, cuda::Stream stream) {
@@ -79,7 +86,7 @@ Status CopyUnlessSame(const ffi::AnyBuffer& from, const ffi::AnyBuffer& to, cuda
   p.to = static_cast<std::byte*>(to.untyped_data());
   p.from_rows = p.to_rows = p.moves = 1;
   p.from_stride = p.to_stride = p.channels = from.size_bytes();
-  return attached.load(std::memory_order_acquire)->device->move_rows(p, stream);
+  return AttachedDevice()->move_rows(p, stream);
 }
 
 // Arguments 1 to 5 as in ReadRagged of handlers.cc; what the vectors say is only known to kernels.
@@ -131,11 +138,19 @@ ffi::ErrorOr<Operands> Read(ffi::RemainingArgs args, ffi::RemainingRets rets) {
   return Operands{*x, **y};
 }
 
+Result<std::shared_ptr<coll::StreamCall>> CollectiveOf(const StreamState& state, int32_t ordinal,
+                                                       const Operands& operands) {
+  const auto& [x, y] = operands;
+  const coll::DType dtype = ToDType(x.element_type());
+  if (Status s = CheckBuffers(*state.site, x, y, dtype); !s.ok()) return s;
+  return CallOf(state, ordinal, x, nullptr);
+}
+
 ffi::Error Initialize(StreamState* state, int32_t ordinal, ffi::RemainingArgs args,
                       ffi::RemainingRets rets) {
   const auto operands = Read(args, rets);
   if (!operands.has_value()) return operands.error();
-  const auto call = CallOf(*state, ordinal, operands->x, operands->y);
+  const auto call = CollectiveOf(*state, ordinal, *operands);
   return call.ok() ? ffi::Error::Success() : ToError(call.status());
 }
 
@@ -144,7 +159,7 @@ ffi::Error Execute(StreamState* state, cuda::Stream stream, int32_t ordinal,
   const auto operands = Read(args, rets);
   if (!operands.has_value()) return operands.error();
   const auto& [x, y] = *operands;
-  auto call = CallOf(*state, ordinal, x, y);
+  auto call = CollectiveOf(*state, ordinal, *operands);
   if (!call.ok()) return ToError(call.status());
   const auto* const from = static_cast<const std::byte*>(x.untyped_data());
   auto* const to = static_cast<std::byte*>(y.untyped_data());

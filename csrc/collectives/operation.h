@@ -24,6 +24,7 @@
 #include "csrc/collectives/worker_pool.h"
 #include "csrc/engine/engine.h"
 #include "csrc/executor/rank_stream.h"
+#include "csrc/executor/stream_program.h"
 
 namespace uccl::coll {
 
@@ -47,6 +48,8 @@ struct Call {
   std::vector<RaggedPart> ragged;
   // Instead of a schedule: what the rank does on its stream. Only where executor=fifo.
   std::function<std::unique_ptr<executor::Program>()> program;
+  // Likewise on a stream of a device.
+  std::function<std::shared_ptr<executor::StreamProgram>()> stream_program;
 };
 
 // What the call asks for, as it travels in messages.

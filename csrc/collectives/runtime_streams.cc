@@ -72,7 +72,8 @@ Result<std::shared_ptr<StreamCall>> Runtime::StreamFor(const Call& call,
   options.schedule = plan.value().of_ranks[seat.value().local];
   options.dtype = call.dtype;
   options.reduction = call.site->spec().reduction;
-  options.staging_bytes = staging;
+  if (call.stream_program) options.program = call.stream_program();
+  options.staging_bytes = options.program == nullptr ? staging : 0;  // nothing goes by the pipes
   options.ragged = call.site->spec().kind == OpKind::kRaggedAllToAll;
   auto opened = StreamCall::Open(std::move(options), device, executor.value()->proxy());
   if (!opened.ok()) return opened.status();

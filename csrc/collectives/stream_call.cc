@@ -86,7 +86,28 @@ Status StreamCall::Prepare() {
                                      options_.staging_bytes, device_);
   if (!pipes.ok()) return pipes.status();
   pipes_ = std::move(pipes.value());
+  if (Status s = MakeWords(); !s.ok()) return s;
+  if (options_.program != nullptr) {
+    const executor::StreamProgram::Lane lane{pipes_.get(), device_, options_.tag, begun_};
+    if (Status s = options_.program->Open(lane); !s.ok()) return s;
+  }
+  return MakeTables();
+}
+
+Status StreamCall::MakeWords() {
+  Result<executor::DeviceMemory> words = executor::AllocatePinned(*device_, 2 * sizeof(uint64_t));
+  if (!words.ok()) return words.status();
+  pinned_ = std::move(words.value());
+  begun_ = reinterpret_cast<uint64_t*>(pinned_.get());
+  fault_ = begun_ + 1;
+  *fault_ = cuda::kNoFault;
+  return Status::Ok();
+}
+
+Status StreamCall::MakeTables() {
+  const Schedule& schedule = *options_.schedule;
   Tables tables;
+  if (options_.program != nullptr) return Upload(tables);
   if (options_.ragged) {
     AddRagged(&tables);
   } else {
@@ -185,15 +206,14 @@ Status StreamCall::Upload(const Tables& given) {
   scratch_ = at + scratch_at;
 
   // To itself, behind all else in the FIFO.
-  const cuda::ExchangeParams pipes = pipes_->device_params();
   fifo::Command count;
   count.kind = fifo::CommandKind::kCount;
-  count.channel = pipes.credit_channel;
+  count.channel = pipes_->device_params().credit_channel;  // of counts that wait for no data
   count.peer = options_.rank;
-  count.counter = pipes.layout.drained();
+  count.counter = Last().last_counter();
   count.amount = 1;
   cuda::IssueQueue queue;
-  queue.fifo = pipes.fifo;
+  queue.fifo = Last().fifo;
   queue.commands = reinterpret_cast<const fifo::Command*>(at + command_at);
   queue.count = 1;
   constexpr int32_t kMissing = -1;
@@ -207,14 +227,11 @@ Status StreamCall::Upload(const Tables& given) {
   put(command_at, &count, sizeof(count));
   put(queue_at, &queue, sizeof(queue));
   put(missing_at, &kMissing, sizeof(kMissing));
-  if (Status s = device_->upload(at, image.data(), image.size()); !s.ok()) return s;
-  Result<executor::DeviceMemory> words = executor::AllocatePinned(*device_, 2 * sizeof(uint64_t));
-  if (!words.ok()) return words.status();
-  pinned_ = std::move(words.value());
-  begun_ = reinterpret_cast<uint64_t*>(pinned_.get());
-  fault_ = begun_ + 1;
-  *fault_ = cuda::kNoFault;
-  return Status::Ok();
+  return device_->upload(at, image.data(), image.size());
+}
+
+const executor::SideRegion& StreamCall::Last() const {
+  return options_.program != nullptr ? options_.program->side() : pipes_->own();
 }
 
 Status StreamCall::Enqueue(cuda::Stream stream, const std::byte* input, std::byte* output) {
@@ -254,6 +271,12 @@ Status StreamCall::EnqueueRagged(cuda::Stream stream, const std::byte* input, st
   p.messages = messages_, p.addresses = addresses_, p.fault = fault_;
   if (Status s = device_->ragged(p, stream); !s.ok()) return s;
   if (Status s = RunLines(steps_[0], stream); !s.ok()) return s;
+  return device_->issue({last_, 1}, stream);
+}
+
+Status StreamCall::EnqueueProgram(cuda::Stream stream,
+                                  const std::function<Status(executor::StreamProgram*)>& launch) {
+  if (Status s = launch(options_.program.get()); !s.ok()) return s;
   return device_->issue({last_, 1}, stream);
 }
 
@@ -308,12 +331,16 @@ uint64_t StreamCall::begun() const {
   return std::atomic_ref(*begun_).load(std::memory_order_acquire);
 }
 
-uint64_t StreamCall::ended() const { return pipes_->Counter(pipes_->layout().drained()); }
+uint64_t StreamCall::ended() const { return Last().region->Read(Last().last_counter()); }
+
+bool StreamCall::HasToReceive(uint32_t member) const {
+  return pipes_->HasToReceive(member) ||
+         (options_.program != nullptr && options_.program->HasToReceive(member));
+}
 
 bool StreamCall::Needs(ProcessId process) const {
   for (uint32_t m = 0; m < options_.comm->members.size(); ++m) {
-    if (options_.comm->members[m].process == process &&
-        (pipes_->Owes(m) || pipes_->HasToReceive(m)))
+    if (options_.comm->members[m].process == process && (pipes_->Owes(m) || HasToReceive(m)))
       return true;
   }
   return false;
@@ -326,7 +353,9 @@ Status StreamCall::Look(Nanos now, Nanos timeout, const std::map<int32_t, Status
   // First, because peers disagree with what this rank made of it. Relaxed: nothing is behind it.
   const uint64_t fault = std::atomic_ref(*fault_).load(std::memory_order_relaxed);
   if (fault != cuda::kNoFault) return OutsideOf(fault);
-  if (Status trouble = pipes_->Trouble(); !trouble.ok()) {
+  Status trouble = pipes_->Trouble();
+  if (trouble.ok() && options_.program != nullptr) trouble = options_.program->Trouble();
+  if (!trouble.ok()) {
     trouble.op = options_.label;
     return trouble;
   }
@@ -367,7 +396,7 @@ Status StreamCall::TimeoutOf(Nanos timeout) const {
   const Member* late = nullptr;
   for (uint32_t m = 0; m < options_.comm->members.size(); ++m) {
     const Member& member = options_.comm->members[m];
-    if (pipes_->HasToReceive(m)) {
+    if (HasToReceive(m)) {
       if (owed.empty()) late = &member;  // who owes data is to blame first
       owed.push_back(member.device);
     } else if (late == nullptr && pipes_->Owes(m)) {

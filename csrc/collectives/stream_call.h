@@ -7,6 +7,9 @@
 //   stages of the schedule: rows (copies), exchange (cuda/exchange.h), reduce
 //   issue    a count to itself, behind all its messages: it has ended
 //
+// Instead of a schedule there may be a program (executor/stream_program.h), which launches its own
+// kernels between the first and the last.
+//
 // The lane. Each call site of a communicator has pipes of its own (executor/pipes.h), so executions
 // of different sites may overlap on several streams, and those of one site run in the order of the
 // stream, which is equal on all ranks as their programs are. How far the pipes are is kept by the
@@ -23,6 +26,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -39,6 +43,7 @@
 #include "csrc/cuda/device.h"
 #include "csrc/executor/device_memory.h"
 #include "csrc/executor/pipes.h"
+#include "csrc/executor/stream_program.h"
 #include "csrc/proxy/proxy.h"
 
 namespace uccl::coll {
@@ -56,6 +61,7 @@ class StreamCall final {
     ReduceOp reduction{};
     uint64_t staging_bytes = 0;  // at most, for pieces that come in
     bool ragged = false;         // sizes are data: the schedule is not looked at
+    std::shared_ptr<executor::StreamProgram> program;  // instead of the schedule, where not null
   };
   // On a thread whose current device is the rank's. kUnsupported for what has no kernel.
   static Result<std::shared_ptr<StreamCall>> Open(Options options, const cuda::Device* device,
@@ -78,6 +84,10 @@ class StreamCall final {
   };
   Status EnqueueRagged(cuda::Stream stream, const std::byte* input, std::byte* output,
                        const Ragged& ragged);
+
+  // Of a program: `launch` enqueues its kernels, the first of which counts the execution as begun.
+  Status EnqueueProgram(cuda::Stream stream,
+                        const std::function<Status(executor::StreamProgram*)>& launch);
 
   // --- the watchdog ---
   // Executions that the stream has begun and ended.
@@ -124,16 +134,21 @@ class StreamCall final {
 
   StreamCall(Options options, const cuda::Device* device, proxy::Proxy* proxy);
   Status Prepare();
+  Status MakeWords();
+  Status MakeTables();
   void AddStage(uint32_t index, Tables* tables);
   void AddRagged(Tables* tables);
   void AddLines(const std::vector<Transfer>& transfers, bool sends, uint32_t stage, Tables* tables);
   Status Upload(const Tables& tables);
+  // Whose FIFO takes the last command of an execution.
+  const executor::SideRegion& Last() const;
   Status Begin(std::byte* const* buffers, cuda::Stream stream) const;
   Status RunLines(const Step& step, cuda::Stream stream) const;
   Status RunCopy(const Copy& copy, std::byte* const* buffers, cuda::Stream stream) const;
   Status RunFold(const Fold& fold, std::byte* const* buffers, cuda::Stream stream) const;
   // Whether the kernel that runs waits for data of that process, or to send to it.
   bool Needs(ProcessId process) const;
+  bool HasToReceive(uint32_t member) const;
   Status OutsideOf(uint64_t message) const;
   Status TimeoutOf(Nanos timeout) const;
 

@@ -233,24 +233,21 @@ void Pipes::Close() {
 
 Status Pipes::Drain(Nanos timeout) {
   const proxy::Proxy::Use use(proxy_);
-  const auto drain = [&](const fifo::FifoView& fifo, proxy::Region* region, uint32_t counter,
-                         uint64_t* drains) {
+  const auto drain = [&](SideRegion* side) {
     // To itself: commands of a FIFO are carried out in their order.
     fifo::Command count;
     count.kind = fifo::CommandKind::kCount;
     count.channel = kCreditChannel;
     count.peer = rank();
-    count.counter = counter;
+    count.counter = side->last_counter();
     count.amount = 1;
-    if (Status status = IssueOnHost(fifo, count); !status.ok()) return status;
-    return region->Wait(counter, ++*drains, timeout);
+    if (Status status = IssueOnHost(side->fifo, count); !status.ok()) return status;
+    return side->region->Wait(count.counter, ++side->drains, timeout);
   };
   for (const auto& [name, side] : sides_) {
-    const auto last = static_cast<uint32_t>(side->region->counters().size() - 1);
-    Status status = drain(side->fifo, side->region.get(), last, &side->drains);
-    if (!status.ok()) return status;
+    if (Status status = drain(side.get()); !status.ok()) return status;
   }
-  return drain(own_.fifo, own_.region.get(), layout_.drained(), &own_.drains);
+  return drain(&own_);
 }
 
 void Pipes::Announce(std::span<const uint64_t> to_send, std::span<const uint64_t> to_receive) {

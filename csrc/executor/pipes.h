@@ -90,6 +90,9 @@ struct SideRegion {
   std::vector<std::shared_ptr<std::byte>> owned;  // the memory, and what else the region lies in
   std::shared_ptr<void> user;                     // what the programs that share it keep there
   uint64_t drains = 0;
+
+  // The counter that counts commands to this rank itself, behind all others of the FIFO.
+  uint32_t last_counter() const { return static_cast<uint32_t>(region->counters().size() - 1); }
 };
 
 class Pipes final {
@@ -150,7 +153,8 @@ class Pipes final {
   Status Trouble() const;
   // Whether the kernel that runs has still to receive from that peer; Owes, whether to send to it.
   bool HasToReceive(uint32_t peer) const;
-  uint64_t Counter(uint32_t counter) const { return own_.region->Read(counter); }
+
+  const SideRegion& own() const { return own_; }
 
   const PipeLayout& layout() const { return layout_; }
   uint32_t rank() const { return own_.region->rank(); }

@@ -24,8 +24,7 @@ struct Shared {
 Result<Shared*> SharedFor(executor::Pipes* pipes, uint64_t kind, const SlotLayout& layout,
                           executor::SideRegion** side) {
   if (Status status = layout.Check(); !status.ok()) return status;
-  const uint64_t name =
-      HashWords({kind, layout.staging_rows, layout.slots, layout.most, layout.row_bytes});
+  const uint64_t name = HashWords({kind, NameOf(layout)});
   Result<executor::SideRegion*> opened = pipes->Side(name, layout.bytes(), layout.counters());
   if (!opened.ok()) return opened.status();
   *side = opened.value();
@@ -113,22 +112,12 @@ Status RunCall(executor::Pipes* pipes, uint64_t kind, const SlotLayout& layout, 
 
 Status DispatchProgram::Run(executor::Pipes* pipes, uint64_t number) {
   (void)number;  // a region knows one use of a shape from the next by itself
-  SlotLayout layout;
-  layout.ranks = pipes->ranks();
-  layout.staging_rows = layout.most = dispatch_.tokens;
-  layout.slots = uint64_t{layout.ranks} * dispatch_.tokens;
-  layout.row_bytes = dispatch_.row_bytes();
-  return RunCall(pipes, 1, layout, dispatch_, waited_);
+  return RunCall(pipes, 1, LayoutOf(dispatch_, pipes->ranks()), dispatch_, waited_);
 }
 
 Status CombineProgram::Run(executor::Pipes* pipes, uint64_t number) {
   (void)number;
-  SlotLayout layout;
-  layout.ranks = pipes->ranks();
-  layout.staging_rows = combine_.entries;
-  layout.slots = layout.most = combine_.tokens * combine_.width;
-  layout.row_bytes = combine_.row_bytes();
-  return RunCall(pipes, 2, layout, combine_, waited_);
+  return RunCall(pipes, 2, LayoutOf(combine_, pipes->ranks()), combine_, waited_);
 }
 
 }  // namespace uccl::moe

@@ -81,6 +81,11 @@ struct Combine {
   uint64_t row_bytes() const { return channels * cuda::ElementBytes(element); }
 };
 
+// The exchange for all that can come of calls like these, in a region of its own. The sizes that it
+// looks at are the same on all ranks.
+SlotLayout LayoutOf(const Dispatch& dispatch, uint32_t ranks);
+SlotLayout LayoutOf(const Combine& combine, uint32_t ranks);
+
 // Whether the exchange has room for what these ask for.
 Status CheckRoom(const SlotLayout& layout, uint64_t packed, uint64_t row_bytes, const char* op);
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <utility>
 
+#include "csrc/base/hash.h"
 #include "csrc/cuda/rows.h"
 #include "csrc/fifo/command.h"
 
@@ -46,6 +47,11 @@ Status SlotLayout::Check() const {
                   std::to_string(ranks) + " ranks take more counters or channels than there are");
   }
   return Status::Ok();
+}
+
+uint64_t NameOf(const SlotLayout& layout) {
+  return HashWords({layout.ranks, layout.staging_rows, layout.slots, layout.most, layout.row_bytes,
+                    layout.first_byte, layout.first_counter, layout.first_channel});
 }
 
 SlotExchange::Results SlotExchange::ResultsOf(const SlotLayout& layout) {

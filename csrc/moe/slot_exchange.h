@@ -69,6 +69,9 @@ struct SlotLayout {
   constexpr uint32_t counters() const { return kBuffers * 2 * ranks; }
 };
 
+// Equal for equal layouts; what a region for one is called among those of the same ranks.
+uint64_t NameOf(const SlotLayout& layout);
+
 // One rank's side.
 class SlotExchange final {
  public:

@@ -1,7 +1,7 @@
 """The native handlers for NVIDIA GPUs: found and opened when the first CUDA program is lowered, never before.
 
 Kernels lie in a shared object of their own, `_uccl_cuda.so`, which only builds with JAX_UCCL_CUDA contain. It has
-handlers for rows; those of the collectives are part of `_uccl` and launch its kernels through a table. A machine
+handlers for rows; those of what communicates are part of `_uccl` and launch its kernels through a table. A machine
 without a GPU never opens it, and nothing here initialises a backend. Where a build has none, or it cannot be
 opened, operations with a meaning in plain JAX use that; `status()` says why.
 """
@@ -72,7 +72,7 @@ def available() -> bool:
                 ffi_targets.target(kind), jax.ffi.pycapsule(function), platform="CUDA"
             )
         handlers = _uccl.stream_registrations()
-        for kind in partitioning.COLLECTIVES:
+        for kind in partitioning.ON_STREAMS:
             for name in (ffi_targets.target(kind), partitioning.auto_target(kind)):
                 jax.ffi.register_ffi_target(
                     name, handlers[ffi_targets.target(kind)], platform="CUDA"

@@ -32,7 +32,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_uccl._src import axes, lowering
+from jax_uccl._src import axes, lowering, partitioning
 from jax_uccl._src import jax_compat as compat
 from jax_uccl._src.collectives import define
 from jax_uccl._src.collectives.vary import vary_alike
@@ -233,5 +233,5 @@ for _primitive, _kind, _abstract in (
         abstract_eval=_abstract,
         lower=partial(_lower, _kind),
         batch=_batch,
-        cuda=False,
+        cuda="moe_" + _kind in partitioning.ON_STREAMS,
     )

@@ -1,0 +1,40 @@
+// What the custom calls of dispatch and combine are given, for the handlers of all platforms. Only
+// sizes are looked at: what index arrays say may be in memory of a device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "csrc/base/status.h"
+#include "csrc/moe/low_latency.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace uccl::xla_ffi {
+
+namespace ffi = ::xla::ffi;
+
+inline Status Invalid(const std::string& detail) {
+  return Status::Error(StatusCode::kInvalidArgument, detail);
+}
+
+inline uint64_t Rows(const ffi::AnyBuffer& buffer) {
+  return buffer.dimensions().size() == 0 ? 0 : static_cast<uint64_t>(buffer.dimensions()[0]);
+}
+inline uint64_t RowBytes(const ffi::AnyBuffer& buffer) {
+  return Rows(buffer) == 0 ? 0 : buffer.size_bytes() / Rows(buffer);
+}
+inline std::byte* Data(const ffi::AnyBuffer& buffer) {
+  return static_cast<std::byte*>(buffer.untyped_data());
+}
+
+// x [tokens, ...], peers and places [tokens, width] -> [rows, ...].
+Status ReadDispatch(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi::AnyBuffer& y,
+                    ffi::RemainingRets, moe::Dispatch* d);
+// y [rows, ...], rows, peers and slots [entries], table [tokens, width] -> [tokens, ...].
+Status ReadCombine(const ffi::AnyBuffer& y, ffi::RemainingArgs rest, const ffi::AnyBuffer& out,
+                   ffi::RemainingRets, moe::Combine* c);
+// The second result: uint32 nanoseconds for each rank.
+Status ReadWaited(ffi::RemainingRets more, int64_t ranks, uint32_t** waited);
+
+}  // namespace uccl::xla_ffi
