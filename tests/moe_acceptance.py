@@ -80,9 +80,13 @@ def _mine(tree: Any) -> dict[int, Any]:
     return {r: jax.tree.unflatten(structure, values) for r, values in found.items()}
 
 
-def _program(mesh: Mesh, sizes: Sizes, mode: str, quantize: str | None, capacity: int) -> Any:
+def _program(
+    mesh: Mesh, sizes: Sizes, mode: str, quantize: str | None, capacity: int, implementation: str
+) -> Any:
     """x [T, hidden], constant [T, 128], choices, weights -> everything that is checked."""
-    options: dict[str, Any] = dict(num_experts=sizes.experts, axis_name="e", mode=mode)
+    options: dict[str, Any] = dict(
+        num_experts=sizes.experts, axis_name="e", mode=mode, implementation=implementation
+    )
 
     def body(x: Any, constant: Any, idx: Any, w: Any) -> Any:
         d = moe.dispatch(x, idx, w, quantize=quantize, **options)
@@ -111,7 +115,9 @@ def _program(mesh: Mesh, sizes: Sizes, mode: str, quantize: str | None, capacity
     )
 
 
-def check(mesh: Mesh, sizes: Sizes, mode: str, quantize: str | None) -> int:
+def check(
+    mesh: Mesh, sizes: Sizes, mode: str, quantize: str | None, implementation: str = "ragged"
+) -> int:
     """Runs one case; the number of ranks that were checked here. AssertionError where something is wrong."""
     n, local = mesh.devices.size, sizes.experts // mesh.devices.size
     idx = choices(sizes, n)
@@ -124,7 +130,7 @@ def check(mesh: Mesh, sizes: Sizes, mode: str, quantize: str | None) -> int:
     )  # [n, T, d]
     per_rank = in_rank.sum(1)  # [source, target]
     capacity = int(per_rank.sum(0).max())  # holds, just
-    f = _program(mesh, sizes, mode, quantize, capacity)
+    f = _program(mesh, sizes, mode, quantize, capacity, implementation)
     arguments = [_place(mesh, a) for a in (x, constant.astype(np.float32), idx, w)]
     result = f(*arguments)
     for r, got in (first := _mine(result)).items():

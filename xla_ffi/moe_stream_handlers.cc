@@ -20,14 +20,13 @@ struct Given {
 };
 
 template <class Params, auto kRead>
-Status Take(const StreamState& state, int32_t ordinal, const ffi::AnyBuffer& x,
-            ffi::RemainingArgs rest, const ffi::AnyBuffer& y, ffi::RemainingRets more,
-            Given<Params>* given) {
-  const auto ranks = state.site->spec().group_size;
+Status Take(StreamState* state, int32_t ordinal, const ffi::AnyBuffer& x, ffi::RemainingArgs rest,
+            const ffi::AnyBuffer& y, ffi::RemainingRets more, Given<Params>* given) {
+  const auto ranks = state->site->spec().group_size;
   Params& params = given->params;
   Status status = kRead(x, rest, y, more, &params);
   if (status.ok()) status = ReadWaited(more, ranks, &params.waited);
-  if (!status.ok()) return Refuse(*state.site, status.code, status.detail);
+  if (!status.ok()) return Refuse(*state->site, status.code, status.detail);
   auto call = CallOf(state, ordinal, x, [&] {
     return std::make_shared<moe::SlotStream>(params, static_cast<uint32_t>(ranks));
   });
@@ -41,7 +40,7 @@ ffi::Error Initialize(StreamState* state, int32_t ordinal, ffi::AnyBuffer x,
                       ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> y,
                       ffi::RemainingRets more) {
   Given<Params> given;
-  return ToError(Take<Params, kRead>(*state, ordinal, x, rest, *y, more, &given));
+  return ToError(Take<Params, kRead>(state, ordinal, x, rest, *y, more, &given));
 }
 
 template <class Params, auto kRead>
@@ -49,7 +48,7 @@ ffi::Error Execute(StreamState* state, cuda::Stream stream, int32_t ordinal, ffi
                    ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> y,
                    ffi::RemainingRets more) {
   Given<Params> given;
-  Status status = Take<Params, kRead>(*state, ordinal, x, rest, *y, more, &given);
+  Status status = Take<Params, kRead>(state, ordinal, x, rest, *y, more, &given);
   if (!status.ok()) return ToError(status);
   return ToError(given.call->EnqueueProgram(stream, [&](executor::StreamProgram* program) {
     // The number of a call site says what it does, and so which program it has.

@@ -34,6 +34,14 @@ std::atomic<const Attached*> attached{nullptr};
 
 ffi::TypeId StreamState::id = {};
 
+Status StreamState::Keep(int32_t ordinal, const std::shared_ptr<coll::StreamCall>& call) {
+  std::lock_guard lock(mutex_);
+  if (calls_.emplace(ordinal, call).first->second == call) return Status::Ok();
+  return Refuse(*site, StatusCode::kUnsupported,
+                "this program ran before jax_uccl.shutdown(), and what was recorded of it for the "
+                "device cannot be used again; call jax.clear_caches() to compile it anew");
+}
+
 Status Refuse(const coll::CallSite& site, StatusCode code, std::string detail) {
   Status status = Status::Error(code, std::move(detail));
   status.op = site.spec().label;
@@ -47,9 +55,9 @@ const cuda::Device* AttachedDevice() {
 }
 
 Result<std::shared_ptr<coll::StreamCall>> CallOf(
-    const StreamState& state, int32_t ordinal, const ffi::AnyBuffer& x,
+    StreamState* state, int32_t ordinal, const ffi::AnyBuffer& x,
     std::function<std::shared_ptr<executor::StreamProgram>()> program) {
-  const coll::CallSite& site = *state.site;
+  const coll::CallSite& site = *state->site;
   // Acquire: pairs with the release in AttachDevice.
   const Attached* const at = attached.load(std::memory_order_acquire);
   if (at == nullptr || ordinal < 0 || static_cast<size_t>(ordinal) >= at->ids.size()) {
@@ -62,7 +70,7 @@ Result<std::shared_ptr<coll::StreamCall>> CallOf(
                   "AbstractMesh); lower it under jax.set_mesh(mesh) to run it here");
   }
   coll::Call call;
-  call.site = state.site;
+  call.site = state->site;
   call.device = at->ids[static_cast<size_t>(ordinal)];
   call.dtype = ToDType(x.element_type());
   const auto dims = x.dimensions();
@@ -70,8 +78,8 @@ Result<std::shared_ptr<coll::StreamCall>> CallOf(
   call.elements = x.element_count();
   call.stream_program = std::move(program);
   auto opened = coll::TheRuntime().StreamFor(call, at->device);
-  if (opened.ok()) return opened;
-  Status status = opened.status();
+  Status status = opened.ok() ? state->Keep(ordinal, opened.value()) : opened.status();
+  if (status.ok()) return opened;
   if (status.op.empty()) status.op = site.spec().label;
   return status;
 }
@@ -138,11 +146,11 @@ ffi::ErrorOr<Operands> Read(ffi::RemainingArgs args, ffi::RemainingRets rets) {
   return Operands{*x, **y};
 }
 
-Result<std::shared_ptr<coll::StreamCall>> CollectiveOf(const StreamState& state, int32_t ordinal,
+Result<std::shared_ptr<coll::StreamCall>> CollectiveOf(StreamState* state, int32_t ordinal,
                                                        const Operands& operands) {
   const auto& [x, y] = operands;
   const coll::DType dtype = ToDType(x.element_type());
-  if (Status s = CheckBuffers(*state.site, x, y, dtype); !s.ok()) return s;
+  if (Status s = CheckBuffers(*state->site, x, y, dtype); !s.ok()) return s;
   return CallOf(state, ordinal, x, nullptr);
 }
 
@@ -150,7 +158,7 @@ ffi::Error Initialize(StreamState* state, int32_t ordinal, ffi::RemainingArgs ar
                       ffi::RemainingRets rets) {
   const auto operands = Read(args, rets);
   if (!operands.has_value()) return operands.error();
-  const auto call = CollectiveOf(*state, ordinal, *operands);
+  const auto call = CollectiveOf(state, ordinal, *operands);
   return call.ok() ? ffi::Error::Success() : ToError(call.status());
 }
 
@@ -159,7 +167,7 @@ ffi::Error Execute(StreamState* state, cuda::Stream stream, int32_t ordinal,
   const auto operands = Read(args, rets);
   if (!operands.has_value()) return operands.error();
   const auto& [x, y] = *operands;
-  auto call = CollectiveOf(*state, ordinal, *operands);
+  auto call = CollectiveOf(state, ordinal, *operands);
   if (!call.ok()) return ToError(call.status());
   const auto* const from = static_cast<const std::byte*>(x.untyped_data());
   auto* const to = static_cast<std::byte*>(y.untyped_data());

@@ -45,6 +45,29 @@ TEST_F(StreamHandlers, AllReduce_DirectlyAndFromAGraph) {
   }
 }
 
+// What was recorded would go on in memory of the epoch before.
+TEST_F(StreamHandlers, AfterAShutdown_WhatRanBeforeIsRefusedAndNewProgramsRun) {
+  std::vector<float> x[2] = {{1}, {2}}, y[2] = {{0}, {0}};
+  CustomCall call("all_reduce", 8, 2, "sum"), again("all_reduce", 8, 2, "sum");
+  ASSERT_EQ(call.Instantiate(), "");
+  const auto run = [&](CustomCall* one) {
+    for (int32_t r = 0; r < 2; ++r) {
+      const std::string error = one->Initialize(r, {Floats(&x[r])}, {Floats(&y[r])});
+      if (!error.empty()) return error;
+      EXPECT_EQ(one->Execute(r, streams_[r].get(), {Floats(&x[r])}, {Floats(&y[r])}), "");
+    }
+    Wait();
+    EXPECT_EQ(y[0], std::vector<float>(1, 3));
+    return std::string();
+  };
+  EXPECT_EQ(run(&call), "");
+  ASSERT_TRUE(coll::TheRuntime().Shutdown(Nanos(0)).ok());
+  EXPECT_NE(run(&call).find("jax.clear_caches()"), std::string::npos);
+  ASSERT_EQ(again.Instantiate(), "");
+  y[0] = {0};
+  EXPECT_EQ(run(&again), "");
+}
+
 TEST_F(StreamHandlers, ABarrierHandsItsOperandsThrough) {
   CustomCall call("barrier", 2, 2);
   ASSERT_EQ(call.Instantiate(), "");

@@ -3,7 +3,10 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <string>
 
 #include "csrc/base/status.h"
 #include "csrc/collectives/call_site.h"
@@ -21,6 +24,15 @@ namespace ffi = ::xla::ffi;
 struct StreamState {
   static ffi::TypeId id;
   std::shared_ptr<coll::CallSite> site;
+
+  // The call of the device with this ordinal, which stays as long as the executable: what XLA has
+  // recorded of its launches refers to its memory. So a later one cannot take its place:
+  // kUnsupported.
+  Status Keep(int32_t ordinal, const std::shared_ptr<coll::StreamCall>& call);
+
+ private:
+  std::mutex mutex_;  // guards calls_
+  std::map<int32_t, std::shared_ptr<coll::StreamCall>> calls_;
 };
 
 Status Refuse(const coll::CallSite& site, StatusCode code, std::string detail);
@@ -29,7 +41,7 @@ const cuda::Device* AttachedDevice();
 // That of the device with this ordinal; opened by the first call, with the program that `program`
 // makes where it is not null. `x` says what is exchanged.
 Result<std::shared_ptr<coll::StreamCall>> CallOf(
-    const StreamState& state, int32_t ordinal, const ffi::AnyBuffer& x,
+    StreamState* state, int32_t ordinal, const ffi::AnyBuffer& x,
     std::function<std::shared_ptr<executor::StreamProgram>()> program);
 
 }  // namespace uccl::xla_ffi

@@ -124,6 +124,10 @@ void Runtime::DropStreams() {
     std::lock_guard lock(mutex_);
     streams.swap(streams_);
   }
+  // All of them first: closing one waits until everything on its device is over, and that may be a
+  // kernel of another one that waits.
+  for (const auto& [lane, call] : streams)
+    call->Fail(Status::Error(StatusCode::kAborted, "the runtime was shut down"));
   for (const auto& [lane, call] : streams) call->Close();
 }
 

@@ -25,6 +25,8 @@ TESTS = (
     "cuda_rows_test",
     "cuda_issue_wait_test",
     "cuda_send_await_test",
+    "cuda_exchange_test",
+    "cuda_limit_test",
     "moe_cuda_rows_test",
     "collectives_cuda_reduce_test",
 )
@@ -178,7 +180,10 @@ def _jax(environment: Environment) -> tuple[str, dict[str, Any]]:
 def _ranks(environment: Environment, platform: str) -> tuple[str, list[dict[str, Any]]]:
     """Collectives and MoE exchange between processes that share one device."""
     results: list[dict[str, Any]] = []
-    settings = {} if platform == "cpu" else {"JAX_UCCL_EXECUTOR": "fifo", "XLA_FLAGS": _GRAPHS}
+    settings = {"JAX_UCCL_EXECUTOR": "fifo"}
+    if platform == "cuda":
+        # Kernels that wait for each other must not wait for one that is loaded when it is first launched.
+        settings |= {"XLA_FLAGS": _GRAPHS, "CUDA_MODULE_LOADING": "EAGER"}
     for count in RANKS:
         command = [
             "-m",
