@@ -197,13 +197,14 @@ void DirectOperation::Arrive(uint32_t local, Call call, const ExecutionTable::Ca
   Perform(work);
   std::unique_lock lock(mutex_);
   FinishItems(lock, stages_done_ ? 0 : 1, /*heavy=*/true);
-  if (polling.has_value()) Stay(local, engine, policy);
+  if (polling.has_value()) Stay(local, engine, &*polling, policy);
   LeaveArrive(local);
 }
 
 // Waits for the operation's messages on this thread, for as long as something comes in or little
 // time has passed. Others are served as well, but this thread does long work only for its own.
-void DirectOperation::Stay(uint32_t local, engine::Engine* engine, StayPolicy* policy) {
+void DirectOperation::Stay(uint32_t local, engine::Engine* engine,
+                           engine::Engine::PollScope* polling, StayPolicy* policy) {
   const auto ready = [&] {
     std::lock_guard lock(mutex_);
     return locals_[local].ready || failed_;
@@ -220,7 +221,7 @@ void DirectOperation::Stay(uint32_t local, engine::Engine* engine, StayPolicy* p
     } else if (clock() - last_work >= policy->limit()) {
       break;
     } else {
-      std::this_thread::yield();
+      polling->Yield();
     }
     completed = ready();
   }

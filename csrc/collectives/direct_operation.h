@@ -66,7 +66,8 @@ class DirectOperation final : public Operation {
   const Stage& stage() const { return schedule_->stages[stage_]; }
   const Transfer& TransferAt(uint32_t index, bool* is_send, uint32_t* stage) const;
   std::byte* Address(const Slice& slice) const;
-  void Stay(uint32_t local, engine::Engine* engine, StayPolicy* policy);
+  void Stay(uint32_t local, engine::Engine* engine, engine::Engine::PollScope* polling,
+            StayPolicy* policy);
   void LeaveArrive(uint32_t local);
   Status PlaceRagged(uint32_t local);
   void Touch(const Slice& slice, int64_t delta);

@@ -271,6 +271,11 @@ Engine::PollScope::PollScope(Engine* engine) {
   if (engine->LocalProcesses() > 1) scope_.emplace(engine->impl_->shared.get());
 }
 
+void Engine::PollScope::Yield() {
+  if (scope_.has_value()) return scope_->Yield();
+  std::this_thread::yield();
+}
+
 int Engine::LocalProcesses() const {
   return 1 + (impl_->shared == nullptr ? 0 : impl_->shared->peers());
 }

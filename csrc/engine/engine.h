@@ -105,6 +105,8 @@ class Engine final {
   class PollScope final {
    public:
     explicit PollScope(Engine* engine);
+    // When there was nothing to do; see shm::Messenger.
+    void Yield();
 
    private:
     std::optional<shm::Messenger::PollScope> scope_;

@@ -138,6 +138,10 @@ class Link final {
 
   std::vector<core::MessageInfo> Unexpected() const;
   LinkStats stats() const;
+  // SegmentHeader::polling_core of the peer.
+  int polling_core() const {
+    return theirs_->header()->polling_core.load(std::memory_order_relaxed);
+  }
 
  private:
   struct Outgoing {

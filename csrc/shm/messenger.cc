@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "csrc/base/cores.h"
 #include "csrc/base/quiet_thread.h"
 #include "csrc/shm/doorbell.h"
 
@@ -18,6 +19,11 @@ namespace {
 
 // Between looks whether the peers live, while something is outstanding.
 constexpr Nanos kCheckEvery = FromMillis(50);
+
+// A yield that takes longer let somebody else run.
+constexpr Nanos kSomebodyRan = FromMicros(2);
+// A thread that moved finds its caches cold, and what it saw may be over by now.
+constexpr Nanos kMoveEvery = FromMillis(1);
 
 Nanos Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 
@@ -130,6 +136,7 @@ Status Messenger::Connect(ProcessId self, const std::vector<std::string>& addres
   }
   const auto cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   most_copiers_ = std::max(1, cores / static_cast<int>(std::max<size_t>(neighbours.size(), 1)));
+  self_ = self;
   links_ = std::move(links);
   served_ = std::move(served);
   connected_.store(true, std::memory_order_release);
@@ -265,12 +272,15 @@ void Messenger::Deliver(Link* link, Deliveries* deliveries) {
 Messenger::PollScope::PollScope(Messenger* messenger) : messenger_(messenger) {
   messenger->pollers_.fetch_add(1, std::memory_order_seq_cst);
   // Peers need not ring while this thread looks.
-  messenger->segment_->header()->sleeping.store(kAwake, std::memory_order_seq_cst);
+  SegmentHeader* const header = messenger->segment_->header();
+  header->sleeping.store(kAwake, std::memory_order_seq_cst);
+  header->polling_core.store(CurrentCore(), std::memory_order_relaxed);
 }
 
 Messenger::PollScope::~PollScope() {
   Messenger& m = *messenger_;
   if (m.pollers_.fetch_sub(1, std::memory_order_seq_cst) != 1) return;
+  m.segment_->header()->polling_core.store(kNoCore, std::memory_order_relaxed);
   if (!m.asleep_.load(std::memory_order_seq_cst)) return;  // it looks for work before it sleeps
   // It takes over: the rings, and the looks after the peers.
   SegmentHeader* const header = m.segment_->header();
@@ -284,6 +294,33 @@ Messenger::PollScope::~PollScope() {
     if (!m.HasWork()) return;
   }
   RingBell(header);
+}
+
+void Messenger::PollScope::Yield() {
+  const Nanos before = Now();
+  std::this_thread::yield();
+  const Nanos after = Now();
+  if (after - before >= kSomebodyRan) messenger_->LeaveSharedCore(after);
+}
+
+// Of several threads on one core that of the first process stays. Cores are compared as they were a
+// moment ago (relaxed): at worst a thread moves in vain, or later.
+void Messenger::LeaveSharedCore(Nanos now) {
+  const int own = CurrentCore();
+  segment_->header()->polling_core.store(own, std::memory_order_relaxed);
+  if (now < next_move_.load(std::memory_order_relaxed)) return;
+  std::vector<int> others;
+  bool stays = true;
+  for (const Link* link : served_) {
+    const int core = link->polling_core();
+    if (core != kNoCore) others.push_back(core);
+    if (core == own && link->peer() < self_) stays = false;
+  }
+  if (stays) return;
+  next_move_.store(now + kMoveEvery, std::memory_order_relaxed);
+  const std::optional<int> better = BetterCore(own, others, AllowedCores());
+  if (!better.has_value() || !MoveToCore(*better)) return;
+  segment_->header()->polling_core.store(*better, std::memory_order_relaxed);
 }
 
 void Messenger::Loop() {

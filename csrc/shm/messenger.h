@@ -97,6 +97,9 @@ class Messenger final {
     ~PollScope();
     PollScope(const PollScope&) = delete;
     PollScope& operator=(const PollScope&) = delete;
+    // Nothing to do: offers the core to others. If a peer's thread took it that polls as well, while
+    // another core has fewer of them, this thread moves there.
+    void Yield();
 
    private:
     Messenger* const messenger_;
@@ -129,6 +132,7 @@ class Messenger final {
   void Loop();
   void Sleep();
   void CheckLinks(Nanos now);
+  void LeaveSharedCore(Nanos now);
 
   const Config config_;
   const std::unique_ptr<Segment> segment_;
@@ -138,6 +142,7 @@ class Messenger final {
   Sink* const sink_;
 
   // Fixed by Connect, before the flag is set (release) that lets others look (acquire).
+  ProcessId self_{};
   std::vector<std::unique_ptr<Link>> links_;  // by process; null where there is none
   std::vector<Link*> served_;
   int most_copiers_ = 1;
@@ -146,6 +151,7 @@ class Messenger final {
   std::atomic<int> pollers_{0};
   std::atomic<bool> asleep_{false};
   std::atomic<int> copiers_{0};  // threads that copy large messages
+  std::atomic<Nanos> next_move_{Nanos(0)};  // of a thread that polls, to another core
   std::atomic<bool> stopping_{false};
   std::atomic<int> serving_{0};  // threads inside Serve, for Shutdown to wait for
   std::mutex stop_mutex_;        // one Shutdown at a time

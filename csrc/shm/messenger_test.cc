@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/base/cores.h"
 #include "csrc/shm/testing/pair.h"
 
 namespace uccl::shm {
@@ -165,6 +166,28 @@ TEST(Messenger, WhatIsSaidBeforeALeaveIsHeardBeforeTheLoss) {
     }
     EXPECT_TRUE(group[1].Shutdown(std::chrono::seconds(60)).ok());
   }
+}
+
+// The system moves them apart as well, but later, and either of them.
+TEST(Messenger, OfTwoThatPollOnOneCoreTheSecondMovesToAnother) {
+  const std::vector<int> cores = AllowedCores();
+  if (cores.size() < 2) GTEST_SKIP() << "one core";
+  Group group(2);
+  std::atomic<bool> apart{false};
+  const auto poll = [&](size_t i) {
+    ASSERT_TRUE(MoveToCore(cores[0]));
+    Messenger::PollScope scope(&group[i]);
+    while (!apart) {
+      if (!group[i].Poll()) scope.Yield();
+      if (i == 1 && CurrentCore() != cores[0]) apart = true;
+    }
+    EXPECT_EQ(AllowedCores(), cores);
+  };
+  std::thread first([&] { poll(0); });
+  poll(1);
+  first.join();
+  EXPECT_TRUE(group[0].Shutdown(std::chrono::seconds(60)).ok());
+  EXPECT_TRUE(group[1].Shutdown(std::chrono::seconds(60)).ok());
 }
 
 // Every process sends to every other one, from two threads each, messages of many sizes.

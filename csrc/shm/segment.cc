@@ -17,7 +17,7 @@ namespace uccl::shm {
 namespace {
 
 // "uccl shm", and the version of the layout and of the records (record.h) in the last byte.
-constexpr uint64_t kMagic = 0x7563636c73686d02ull;
+constexpr uint64_t kMagic = 0x7563636c73686d03ull;
 constexpr size_t kHeaderBytes = 4096;
 constexpr size_t kSmallestRing = 4096;
 static_assert(sizeof(SegmentHeader) <= kHeaderBytes);
@@ -68,6 +68,7 @@ Result<std::unique_ptr<Segment>> Segment::Make(size_t ring_bytes, int64_t eager_
   segment->header_->ring_bytes = segment->ring_bytes_;
   segment->header_->slots = kMaxLocalProcesses;
   segment->header_->eager_buffer_bytes = eager_buffer_bytes;
+  segment->header_->polling_core.store(kNoCore, std::memory_order_relaxed);
   segment->header_->magic = kMagic;
   return segment;
 }

@@ -23,6 +23,8 @@ namespace uccl::shm {
 // Processes of one host that may meet; those beyond talk through the network backend.
 inline constexpr uint32_t kMaxLocalProcesses = 256;
 
+inline constexpr int32_t kNoCore = -1;
+
 struct SegmentHeader {
   uint64_t magic = 0;
   uint64_t nonce = 0;  // of this segment, also in the address: proves that the right one was opened
@@ -32,6 +34,10 @@ struct SegmentHeader {
   // The doorbell (doorbell.h), rung by all peers.
   alignas(64) std::atomic<uint32_t> bell;
   std::atomic<uint32_t> sleeping;  // kAwake, kAsleep or kAsleepButForUrgent
+  // Where a thread of the owner polled last, as long as one polls; kNoCore else. Says nothing of
+  // memory, only where there is room (PollScope::Yield). Beside the word that the owner writes then
+  // as well.
+  std::atomic<int32_t> polling_core;
   // Turns of the owner's thread, which a peer may ask for by ringing: whether it still runs.
   alignas(64) std::atomic<uint64_t> turns;
 };
