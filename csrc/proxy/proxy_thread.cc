@@ -90,6 +90,10 @@ void ProxyThread::Run() {
   while (true) {
     const Nanos now = Now();
     bool worked = false;
+    // Before the look into the FIFOs: what was pushed under a Use that has ended by now is seen in
+    // this turn, and one that begins later rings (an event). Asked only when about to sleep, a
+    // command pushed behind the look would lie there until the next Use.
+    const bool in_use = carrier_->in_use();
     // Relaxed: the mutex orders what matters, and a hint that comes late comes with the next turn.
     if (any_events_.load(std::memory_order_relaxed)) {
       worked = TakeEvents();
@@ -103,12 +107,12 @@ void ProxyThread::Run() {
     } else if (spin_.OnIdle(now)) {
       yield_.OnIdleTurn(&spin_);
     } else {
-      Sleep();
+      Sleep(in_use);
     }
   }
 }
 
-void ProxyThread::Sleep() {
+void ProxyThread::Sleep(bool in_use) {
   // What is in flight must not wait for a quarter of the window to fill: another FIFO may wait for
   // the same peer's cap.
   bool asked = false, pending = false;
@@ -117,7 +121,7 @@ void ProxyThread::Sleep() {
     pending |= fifo->stalled && !fifo->stopped;
   }
   if (asked) return;
-  const bool nap = pending || carrier_->in_use();
+  const bool nap = pending || in_use;
   Count(nap ? &stats_.naps : &stats_.sleeps);
   std::unique_lock lock(mutex_);
   const auto rung = [this] { return !events_.empty() || stopping_; };

@@ -89,7 +89,8 @@ class ProxyThread final {
   Outcome CarryBarrier(Fifo* fifo, const fifo::Command& command);
   bool RequestAcks(Fifo* fifo);
   void StopFifo(Fifo* fifo);
-  void Sleep();
+  // `in_use`: whether somebody did before this turn's look into the FIFOs.
+  void Sleep(bool in_use);
 
   Carrier* const carrier_;
   const ThreadLimits limits_;
