@@ -494,6 +494,15 @@ def test_wrong_op():
         jax_uccl.all_reduce(np.ones(3), "x", op="median")
 
 
+@pytest.mark.parametrize("groups", ["01", ["01"], [[0.5, 1]], [[0, 1], [1]], [[0, 2]]])
+def test_groups_that_lax_refuses(groups):
+    for c in (jax_uccl, lax):
+        with pytest.raises(ValueError, match="must cover all indices exactly once"):
+            jax.vmap(lambda x: c.psum(x, "b", axis_index_groups=groups), axis_name="b")(
+                np.ones(2, np.float32)
+            )
+
+
 def test_positional_axes(assert_same):
     """Integers name axes of the array itself."""
     x = values(4, 2, 3)

@@ -44,7 +44,14 @@ def as_groups(axis_index_groups: Any, names: Sequence[Any]) -> AxisGroups | None
     """`axis_index_groups` as tuples; they must hold every index of the axis exactly once."""
     if axis_index_groups is None:
         return None
-    groups = tuple(tuple(int(i) for i in group) for group in axis_index_groups)
+    given = [list(group) for group in axis_index_groups]
+    try:
+        groups = tuple(tuple(operator.index(i) for i in group) for group in given)
+    except TypeError:
+        raise ValueError(
+            "axis_index_groups must cover all indices exactly once, as whole numbers: got "
+            f"{given} for axis {tuple(names)}"
+        ) from None
     size = axis_size(names)
     if sorted(i for group in groups for i in group) != list(range(size)) or not all(groups):
         raise ValueError(
