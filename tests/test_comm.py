@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 
+import numpy as np
 import pytest
 
 import jax_uccl
@@ -322,6 +323,33 @@ def test_ensure_started_wrong_environment_names_the_variable(idle, monkeypatch):
     monkeypatch.setenv("JAX_UCCL_PATHS", "many")
     with pytest.raises(UcclValueError, match="JAX_UCCL_PATHS"):
         comm.ensure_started()
+    assert not comm.is_initialized()
+
+
+def test_ensure_started_unknown_variable_names_the_nearest(idle, monkeypatch):
+    monkeypatch.setenv("JAX_UCCL_EXECUTER", "fifo")
+    with pytest.raises(UcclValueError, match="JAX_UCCL_EXECUTER=.*nearest .* JAX_UCCL_EXECUTOR,"):
+        comm.ensure_started()
+    assert not comm.is_initialized()
+
+
+def test_shutdown_of_nothing_does_not_read_the_environment(idle, monkeypatch):
+    monkeypatch.setenv("JAX_UCCL_PATHS", "many")
+    jax_uccl.shutdown()
+
+
+@pytest.mark.parametrize("timeout", ["soon", "1", -1, float("nan"), [1]])
+def test_shutdown_wrong_timeout_is_refused_and_ends_nothing(idle, timeout):
+    jax_uccl.init()
+    with pytest.raises(UcclValueError, match="shutdown: timeout="):
+        jax_uccl.shutdown(timeout)
+    assert comm.is_initialized()
+
+
+@pytest.mark.parametrize("timeout", [0, 2.5, np.float32(1), float("inf"), True])
+def test_shutdown_takes_any_real_number(idle, timeout):
+    jax_uccl.init()
+    jax_uccl.shutdown(timeout)
     assert not comm.is_initialized()
 
 

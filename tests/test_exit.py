@@ -82,6 +82,13 @@ def test_import_and_init_create_no_backend():
     assert (rc, output) == (0, "backend: False\n")
 
 
+def test_wrong_variable_is_reported_where_it_is_read_and_not_at_exit_again():
+    code = "import jax_uccl\ntry: jax_uccl.init()\nexcept ValueError as e: print(e)\n"
+    rc, output = finish(run_python(code, env={"JAX_UCCL_PATHS": "many"}))
+    assert rc == 0, output
+    assert output.count("JAX_UCCL_PATHS") == 1, output
+
+
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

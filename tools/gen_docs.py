@@ -29,7 +29,8 @@ Generated from `{CONFIG_TABLE}` by `tools/gen_docs.py`; do not edit by hand.
 A setting comes from, first found wins: `jax_uccl.Config(...)` given to `jax_uccl.init`, the
 environment variable, the default. The environment is read once, when the runtime starts; a
 variable that is set but empty counts as not set. A value that does not parse or lies outside
-its range is a `UcclValueError` that names the setting, the value, the source and the range.
+its range is a `UcclValueError` that names the setting, the value, the source and the range; so is
+a variable that begins with `JAX_UCCL_` and is none of these (`JAX_UCCL_LAUNCH_*` are the launcher's).
 All processes of a job should use equal settings.
 
 """

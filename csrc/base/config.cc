@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <numeric>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 namespace uccl {
 namespace {
@@ -53,6 +55,43 @@ std::string KnownNames() {
   return names;
 }
 
+// Letters to change, add or leave out until `a` is `b`.
+size_t EditDistance(std::string_view a, std::string_view b) {
+  // Distances of the first letters of `a`, so many so far, to each beginning of `b`.
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t changed = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+const ConfigRow& Nearest(const std::string& text, std::string ConfigRow::* spelling) {
+  return *std::ranges::min_element(
+      ConfigRows(), {}, [&](const ConfigRow& row) { return EditDistance(text, row.*spelling); });
+}
+
+// A variable with our prefix that names no setting: misspelt, or of another version. Left alone,
+// the job would run otherwise than its user thinks.
+Status CheckVariables(const std::map<std::string, std::string>& environment) {
+  constexpr std::string_view kPrefix = "JAX_UCCL_";
+  constexpr std::string_view kLauncher = "JAX_UCCL_LAUNCH_";  // what it tells its processes
+  for (const auto& [name, value] : environment) {
+    if (!name.starts_with(kPrefix) || name.starts_with(kLauncher) || value.empty()) continue;
+    if (std::ranges::find(ConfigRows(), name, &ConfigRow::env) != ConfigRows().end()) continue;
+    return Status::Error(StatusCode::kInvalidArgument,
+                         "unknown environment variable " + name + "=\"" + value +
+                             "\"; unset it, or correct its name: the nearest known one is " +
+                             Nearest(name, &ConfigRow::env).env + ", docs/config.md lists all");
+  }
+  return Status::Ok();
+}
+
 // Limits that two settings share; each range alone cannot express them.
 Status CheckTogether(const Config& config) {
   if (config.min_rto_us > config.max_rto_us) {
@@ -85,11 +124,14 @@ Result<Config> MakeConfig(const std::map<std::string, std::string>& settings,
     const bool known = std::any_of(rows.begin(), rows.end(),
                                    [&name = name](const ConfigRow& r) { return r.name == name; });
     if (!known) {
-      return Status::Error(
-          StatusCode::kInvalidArgument,
-          "unknown setting \"" + name + "\" (value \"" + value + "\"); known are " + KnownNames());
+      return Status::Error(StatusCode::kInvalidArgument,
+                           "unknown setting \"" + name + "\" (value \"" + value +
+                               "\"); the nearest known one is " +
+                               Nearest(name, &ConfigRow::name).name + ", all are " + KnownNames());
     }
   }
+  Status variables = CheckVariables(environment);
+  if (!variables.ok()) return variables;
   Config config;
   size_t index = 0;
   // An environment variable that is set but empty counts as not set: `VAR= cmd` is how shells clear

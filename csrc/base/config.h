@@ -28,9 +28,10 @@ struct ConfigRow {
 };
 const std::vector<ConfigRow>& ConfigRows();
 
-// Applies `settings` (by row name) over the environment over the defaults. An unknown name, a value
-// that does not parse or one outside its range is kInvalidArgument naming the setting, the value
-// and the range.
+// Applies `settings` (by row name) over the environment over the defaults. An unknown name, also of
+// a variable that begins with JAX_UCCL_ (those of the launcher, JAX_UCCL_LAUNCH_*, are not
+// settings), a value that does not parse or one outside its range is kInvalidArgument naming the
+// setting, the value and the range.
 Result<Config> MakeConfig(const std::map<std::string, std::string>& settings,
                           const std::map<std::string, std::string>& environment);
 

@@ -67,6 +67,28 @@ TEST(Config, MakeConfig_UnknownNameListsTheKnown) {
   for (const ConfigRow& row : ConfigRows()) EXPECT_TRUE(Contains(text, row.name)) << row.name;
 }
 
+TEST(Config, MakeConfig_UnknownNameIsToldTheNearest) {
+  EXPECT_TRUE(Contains(ErrorOf({{"pahts", "4"}}), "nearest known one is paths,"));
+  EXPECT_TRUE(Contains(ErrorOf({{"", "4"}}), "nearest known one is "));
+}
+
+TEST(Config, MakeConfig_UnknownVariableIsAnErrorThatNamesTheNearest) {
+  const std::string text = ErrorOf({}, {{"JAX_UCCL_EXECUTER", "fifo"}, {"JAX_UCCL_PATHS", "4"}});
+  EXPECT_TRUE(Contains(text, "JAX_UCCL_EXECUTER=\"fifo\"")) << text;
+  EXPECT_TRUE(Contains(text, "nearest known one is JAX_UCCL_EXECUTOR,")) << text;
+  EXPECT_TRUE(Contains(ErrorOf({}, {{"JAX_UCCL_PATH", "4"}}), "one is JAX_UCCL_PATHS,"));
+  EXPECT_TRUE(Contains(ErrorOf({}, {{"JAX_UCCL_WINDOW", "4"}}), "one is JAX_UCCL_"));
+}
+
+TEST(Config, MakeConfig_VariablesThatAreNoSettingsOfOursAreLeftAlone) {
+  const Map environment = {
+      {"JAX_UCCL_LAUNCH_RANK", "3"}, {"JAX_UCCL_EXECUTER", ""},   {"JAX_UCCLX", "1"},
+      {"JAX_PLATFORMS", "cpu"},      {"UCCL_TEST_MOE", "native"}, {"jax_uccl_paths", "9"}};
+  Result<Config> r = MakeConfig({}, environment);
+  ASSERT_TRUE(r.ok()) << r.status().ToString();
+  EXPECT_EQ(r.value(), Config());
+}
+
 TEST(Config, MakeConfig_RtoBoundsMustBeOrdered) {
   const std::string text = ErrorOf({{"min_rto_us", "5000"}, {"max_rto_us", "1000"}});
   EXPECT_TRUE(Contains(text, "min_rto_us=5000")) << text;

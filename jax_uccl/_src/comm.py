@@ -18,6 +18,7 @@ import atexit
 import dataclasses
 import enum
 import logging
+import numbers
 import os
 import sys
 import threading
@@ -92,6 +93,13 @@ def _resolve(explicit: dict[str, str]) -> dict[str, Any]:
     return values
 
 
+def _defaults() -> dict[str, Any]:
+    """All settings, of which nobody has set any: what is wrong in the environment matters where something starts."""
+    line, values = _uccl.make_config({}, {})
+    _raise_line(line)
+    return values
+
+
 def _explicit(config: Any, settings: dict[str, Any]) -> dict[str, str]:
     named = {} if config is None else config.settings()
     return named | {name: str(value) for name, value in settings.items() if value is not None}
@@ -103,7 +111,7 @@ def ensure_started() -> None:
     Called whenever a collective is lowered. Where other processes take part, a thread looks for them.
 
     Raises:
-      UcclValueError: an environment variable has a value that cannot be used.
+      UcclValueError: an environment variable has a value that cannot be used, or is none of ours.
     """
     with _lock:
         if _settled():
@@ -167,17 +175,23 @@ def shutdown(timeout: float | None = None) -> None:
     processes. Does nothing when nothing is started. Runs by itself when the interpreter exits.
 
     Args:
-      timeout: seconds; None means the setting `shutdown_timeout_ms`.
+      timeout: seconds from 0 on; None means the setting `shutdown_timeout_ms`.
 
     Raises:
+      UcclValueError: `timeout` is not such a number; nothing has ended.
       PeerTimeoutError: everything is closed, but a peer did not acknowledge all that was sent to it.
     """
     global _state, _settings, _join, _error
+    if timeout is not None and not (isinstance(timeout, numbers.Real) and timeout >= 0):
+        raise UcclValueError(
+            f"shutdown: timeout={timeout!r} is no number of seconds; give one from 0 on, or None for the "
+            "setting shutdown_timeout_ms"
+        )
     with _lock:
         join, settings = _join, _settings
         _state, _settings, _join, _error = _State.IDLE, {}, None, None
     if timeout is None:
-        timeout = (settings or _resolve({}))["shutdown_timeout_ms"] / 1000
+        timeout = (settings or _defaults())["shutdown_timeout_ms"] / 1000
     if join is not None and not join.done.is_set():
         join.stop.set()
         # Operations that wait for the other processes would only wait until the timeout.

@@ -2,15 +2,15 @@
 
 What stands in is said by the environment:
 
-    JAX_UCCL_SUITE=lax     nothing: what passes here counts below
-    JAX_UCCL_SUITE=use     lax's functions, lowered by jax_uccl.use()
-    JAX_UCCL_SUITE=swap    the functions themselves: jax.lax.psum is jax_uccl.psum, and so on
+    UCCL_SUITE=lax     nothing: what passes here counts below
+    UCCL_SUITE=use     lax's functions, lowered by jax_uccl.use()
+    UCCL_SUITE=swap    the functions themselves: jax.lax.psum is jax_uccl.psum, and so on
 
-Outcomes of all tests go to JAX_UCCL_SUITE_REPORT (a prefix; the rank is added). The plugin also counts the
+Outcomes of all tests go to UCCL_SUITE_REPORT (a prefix; the rank is added). The plugin also counts the
 collectives that were lowered to this library: none would make the run worthless.
 
 Only tests run whose source names a collective or a derivative (whose transposes are collectives), and of those
-only the names in the file JAX_UCCL_SUITE_ONLY, where that is set. A test that looks for XLA's spelling of a
+only the names in the file UCCL_SUITE_ONLY, where that is set. A test that looks for XLA's spelling of a
 collective in a program's text is given ours instead.
 """
 
@@ -34,16 +34,16 @@ import pytest
 import jax_uccl
 from jax_uccl._src import lowering
 
-MODE = os.environ["JAX_UCCL_SUITE"]
-REPORT = os.environ["JAX_UCCL_SUITE_REPORT"]
-PROCESSES = int(os.environ["JAX_UCCL_SUITE_PROCESSES"])
+MODE = os.environ["UCCL_SUITE"]
+REPORT = os.environ["UCCL_SUITE_REPORT"]
+PROCESSES = int(os.environ["UCCL_SUITE_PROCESSES"])
 RANK = int(os.environ["JAX_UCCL_LAUNCH_RANK"])
 SWAPPED = (
     "all_gather all_to_all pbroadcast pmax pmean pmin ppermute pshuffle psum psum_scatter "
     "ragged_all_to_all"
 ).split()
 
-ONLY = os.environ.get("JAX_UCCL_SUITE_ONLY")
+ONLY = os.environ.get("UCCL_SUITE_ONLY")
 _ABOUT_COLLECTIVES = re.compile(
     "psum|pmean|pmax|pmin|all_gather|reduce_scatter|all_to_all|permute|pbroadcast|pshuffle|pswapaxes|"
     "grad|vjp|linear|transpose|hessian|jacrev"
@@ -65,10 +65,12 @@ def _count_lowered():
 
 
 def _as_we_write_it(text):
-    """What our custom calls look like in a program's text where XLA's collectives look like `text`."""
+    """What our collectives look like in a program's text where lax's or XLA's look like `text`."""
     if not isinstance(text, str):
         return text
     text = text.replace("@ragged_all_to_all", "@jax_uccl_ragged_all_to_all")
+    if MODE == "swap":  # in a jaxpr; under use() the primitives are lax's
+        text = text.replace("unreduced_reduce_scatter", "uccl_psum_scatter")
     found = re.fullmatch(r"replica_groups = dense<\[\[(.*)\]\]> : tensor<(\d+)x(\d+)xi64>", text)
     if found is None:
         return text

@@ -94,7 +94,7 @@ def run_suite(
     chosen = {}
     if only is not None:
         (log / f"{name}.only").write_text("\n".join(only))
-        chosen = {"JAX_UCCL_SUITE_ONLY": str(log / f"{name}.only")}
+        chosen = {"UCCL_SUITE_ONLY": str(log / f"{name}.only")}
     files = [str(tests / file) for file in suite.files if (tests / file).exists()]
     options = ["--noconftest", "--import-mode=importlib", "-p", "plugin", "-p", "no:cacheprovider"]
     options += ["-q", "--tb=short", "-W", "ignore", "--rootdir", str(tests)]
@@ -107,9 +107,9 @@ def run_suite(
         env={
             "PYTHONPATH": os.pathsep.join(paths),
             "PYTHONDONTWRITEBYTECODE": "1",
-            "JAX_UCCL_SUITE": mode,
-            "JAX_UCCL_SUITE_REPORT": str(log / name),
-            "JAX_UCCL_SUITE_PROCESSES": str(suite.processes),
+            "UCCL_SUITE": mode,
+            "UCCL_SUITE_REPORT": str(log / name),
+            "UCCL_SUITE_PROCESSES": str(suite.processes),
         }
         | chosen,
         timeout_s=timeout,
