@@ -241,11 +241,11 @@ def test_dispatch_and_combine_lower_for_cuda(machine, mode, quantize) -> None:
 
 
 @pytest.mark.parametrize("quantize", [None, "fp8"])
-def test_native_dispatch_and_combine_lower_for_cuda_in_low_latency_mode(machine, quantize) -> None:
+def test_native_dispatch_and_combine_lower_for_cuda(machine, quantize) -> None:
     mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
 
-    def lowered(mode: str) -> str:
-        how = dict(mode=mode, quantize=quantize, implementation="native")
+    def lowered(**how: Any) -> str:
+        how |= dict(quantize=quantize, implementation="native")
 
         def loss(x: Any, idx: Any) -> Any:
             d = moe.dispatch(x, idx, num_experts=4, axis_name="x", **how)
@@ -258,12 +258,16 @@ def test_native_dispatch_and_combine_lower_for_cuda_in_low_latency_mode(machine,
         return traced.lower(lowering_platforms=("cuda",)).as_text()
 
     machine.backends.add("cuda")
-    called = set(re.findall(r"@(jax_uccl_\w+)", lowered("low_latency")))
-    handlers = {name for name, _ in machine.registered}
-    assert called <= handlers, called - handlers
-    assert {ffi_targets.target(kind) for kind in ("moe_dispatch", "moe_combine")} <= called
+    for mode, kinds in (
+        ("low_latency", ["moe_dispatch", "moe_combine"]),
+        ("throughput", ["moe_exchange"]),
+    ):
+        called = set(re.findall(r"@(jax_uccl_\w+)", lowered(mode=mode)))
+        handlers = {name for name, _ in machine.registered}
+        assert called <= handlers, called - handlers
+        assert {ffi_targets.target(kind) for kind in kinds} <= called
     with pytest.raises(UnsupportedError, match="no handler for cuda"):
-        lowered("throughput")
+        lowered(mode="throughput", hosts=[0, 1])
 
 
 def test_rows_lower_to_the_handlers_where_they_are(machine) -> None:

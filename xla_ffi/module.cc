@@ -75,6 +75,7 @@ nb::dict StreamRegistrations() {
     add(coll::OpKindName(kind), &UcclStreamInitialize, &UcclStreamExecute);
   add("moe_dispatch", &UcclMoeStreamDispatchInitialize, &UcclMoeStreamDispatchExecute);
   add("moe_combine", &UcclMoeStreamCombineInitialize, &UcclMoeStreamCombineExecute);
+  add("moe_exchange", &UcclMoeStreamExchangeInitialize, &UcclMoeStreamExchangeExecute);
   return all;
 }
 

@@ -77,6 +77,27 @@ Status ReadCombine(const ffi::AnyBuffer& y, ffi::RemainingArgs rest, const ffi::
   return Status::Ok();
 }
 
+Status ReadExchange(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi::AnyBuffer& y,
+                    ffi::RemainingRets, moe::RowExchange* e) {
+  if (x.element_type() != y.element_type() || RowBytes(x) != RowBytes(y) || Rows(x) == 0)
+    return Invalid("operand and result must have rows, of one type and size");
+  std::span<const int32_t> arrays[kExchangeArrays];
+  if (Status s = ReadArrays(rest, 0, arrays); !s.ok()) return s;
+  const auto& [index, offsets, send_counts, receive_counts, places, vacant] = arrays;
+  e->row_bytes = RowBytes(x);
+  e->out = {Data(x), Rows(x), nullptr, Rows(x), offsets, send_counts};
+  if (!index.empty()) e->out.index = index.data(), e->out.entries = index.size();
+  e->in = {Data(y), Rows(y), nullptr, Rows(y), 1, receive_counts};
+  if (!places.empty()) {
+    const auto dims = rest.get<ffi::AnyBuffer>(4)->dimensions();
+    if (dims.size() != 2) return Invalid("places must be a table");
+    e->in.places = places.data();
+    e->in.entries = static_cast<uint64_t>(dims[0]), e->in.width = static_cast<uint32_t>(dims[1]);
+  }
+  e->vacant = vacant.data(), e->num_vacant = vacant.size();
+  return Status::Ok();
+}
+
 Status ReadWaited(ffi::RemainingRets more, int64_t ranks, uint32_t** waited) {
   auto buffer = more.size() > 0 ? more.get<ffi::AnyBuffer>(0)
                                 : ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>>(

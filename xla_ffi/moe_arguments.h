@@ -4,10 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "csrc/base/status.h"
 #include "csrc/moe/low_latency.h"
+#include "csrc/moe/throughput.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace uccl::xla_ffi {
@@ -34,6 +36,27 @@ Status ReadDispatch(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi:
 // y [rows, ...], rows, peers and slots [entries], table [tokens, width] -> [tokens, ...].
 Status ReadCombine(const ffi::AnyBuffer& y, ffi::RemainingArgs rest, const ffi::AnyBuffer& out,
                    ffi::RemainingRets, moe::Combine* c);
+// int32 arguments from number `first` on, each of any size.
+template <size_t kCount>
+Status ReadArrays(ffi::RemainingArgs rest, size_t first,
+                  std::span<const int32_t> (&arrays)[kCount]) {
+  for (size_t i = 0; i < kCount; ++i) {
+    if (rest.size() <= first + i) return Invalid("too few arguments");
+    const auto buffer = rest.get<ffi::AnyBuffer>(first + i);
+    if (!buffer.has_value() || buffer->element_type() != ffi::DataType::S32)
+      return Invalid("argument " + std::to_string(first + i + 1) + " must be int32");
+    arrays[i] = {static_cast<const int32_t*>(buffer->untyped_data()), buffer->element_count()};
+  }
+  return Status::Ok();
+}
+inline constexpr size_t kExchangeArrays = 6;
+
+// x [rows, ...], index [entries], offsets and counts of what is sent, counts of what comes [ranks],
+// places [entries, width], vacant [any] -> [rows, ...]. Without entries index and places mean all
+// rows as they lie.
+Status ReadExchange(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi::AnyBuffer& y,
+                    ffi::RemainingRets, moe::RowExchange* e);
+
 // The second result: uint32 nanoseconds for each rank.
 Status ReadWaited(ffi::RemainingRets more, int64_t ranks, uint32_t** waited);
 

@@ -23,46 +23,6 @@
 namespace uccl::xla_ffi {
 namespace {
 
-// int32 arguments from number `first` on, each of any size.
-template <size_t kCount>
-Status ReadArrays(ffi::RemainingArgs rest, size_t first,
-                  std::span<const int32_t> (&arrays)[kCount]) {
-  for (size_t i = 0; i < kCount; ++i) {
-    if (rest.size() <= first + i) return Invalid("too few arguments");
-    const auto buffer = rest.get<ffi::AnyBuffer>(first + i);
-    if (!buffer.has_value() || buffer->element_type() != ffi::DataType::S32)
-      return Invalid("argument " + std::to_string(first + i + 1) + " must be int32");
-    arrays[i] = {static_cast<const int32_t*>(buffer->untyped_data()), buffer->element_count()};
-  }
-  return Status::Ok();
-}
-
-constexpr size_t kExchangeArrays = 6;
-
-// x [rows, ...], index [entries], offsets and counts of what is sent, counts of what comes [ranks],
-// places [entries, width], vacant [any] -> [rows, ...]. Without entries index and places mean all
-// rows as they lie.
-Status ReadExchange(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi::AnyBuffer& y,
-                    ffi::RemainingRets, moe::RowExchange* e) {
-  if (x.element_type() != y.element_type() || RowBytes(x) != RowBytes(y) || Rows(x) == 0)
-    return Invalid("operand and result must have rows, of one type and size");
-  std::span<const int32_t> arrays[kExchangeArrays];
-  if (Status s = ReadArrays(rest, 0, arrays); !s.ok()) return s;
-  const auto& [index, offsets, send_counts, receive_counts, places, vacant] = arrays;
-  e->row_bytes = RowBytes(x);
-  e->out = {Data(x), Rows(x), nullptr, Rows(x), offsets, send_counts};
-  if (!index.empty()) e->out.index = index.data(), e->out.entries = index.size();
-  e->in = {Data(y), Rows(y), nullptr, Rows(y), 1, receive_counts};
-  if (!places.empty()) {
-    const auto dims = rest.get<ffi::AnyBuffer>(4)->dimensions();
-    if (dims.size() != 2) return Invalid("places must be a table");
-    e->in.places = places.data();
-    e->in.entries = static_cast<uint64_t>(dims[0]), e->in.width = static_cast<uint32_t>(dims[1]);
-  }
-  e->vacant = vacant.data(), e->num_vacant = vacant.size();
-  return Status::Ok();
-}
-
 // Likewise with x and `index` those of the second leg, then hosts [ranks], gateways [ranks, hosts],
 // and of the first leg index [entries], offsets and counts of what is sent, counts of what comes
 // [ranks] -> the relayed rows as the third result.

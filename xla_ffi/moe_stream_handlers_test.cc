@@ -211,6 +211,150 @@ TEST_F(MoeStreamHandlers, WhatTheyCannotTake_IsRefusedInWords) {
             std::string::npos);
 }
 
+// Rows whose numbers both ends know, to two places each; or as they lie.
+struct RowSide {
+  static constexpr int32_t kEntries = 7, kRows = 40;
+
+  RowSide(int32_t ranks, bool indexed)
+      : x(kRows * kChannels),
+        out(kRows * kChannels),
+        index(indexed ? kEntries * static_cast<size_t>(ranks) : 0, -1),
+        places(indexed ? static_cast<size_t>(kRows) : 0),
+        vacant(static_cast<size_t>(kRows)),
+        offsets(static_cast<size_t>(ranks)),
+        counts(static_cast<size_t>(ranks)),
+        comes(static_cast<size_t>(ranks)),
+        waited(static_cast<size_t>(ranks)) {}
+
+  std::vector<Array> Args() {
+    const auto width = static_cast<int64_t>(places.empty() ? 0 : 2);
+    return {{XLA_FFI_DataType_F32, {kRows, kChannels}, x.data()},
+            testing::Integers(&index),
+            testing::Integers(&offsets),
+            testing::Integers(&counts),
+            testing::Integers(&comes),
+            {XLA_FFI_DataType_S32, {width == 0 ? 0 : kRows / width, width}, places.data()},
+            testing::Integers(&vacant)};
+  }
+  std::vector<Array> Rets() {
+    return {{XLA_FFI_DataType_F32, {kRows, kChannels}, out.data()},
+            {XLA_FFI_DataType_U32, {static_cast<int64_t>(waited.size())}, waited.data()}};
+  }
+
+  std::vector<float> x, out;
+  std::vector<int32_t> index, places, vacant, offsets, counts, comes;
+  std::vector<uint32_t> waited;
+};
+
+// What all ranks send in one use, by chance; and what each is to have then.
+std::vector<std::vector<float>> ChooseRows(std::vector<RowSide>* sides, uint32_t seed) {
+  std::mt19937 random(seed);
+  const size_t ranks = sides->size();
+  const bool indexed = !(*sides)[0].index.empty();
+  for (RowSide& side : *sides) {
+    for (float& v : side.x) v = static_cast<float>(random() % 100'000);
+    int32_t next = 0;
+    for (size_t to = 0; to < ranks; ++to) {
+      side.offsets[to] = next;
+      next += side.counts[to] = static_cast<int32_t>(random() % (RowSide::kEntries + 1));
+    }
+    for (size_t i = 0; i < side.index.size(); ++i)
+      side.index[i] =
+          i < static_cast<size_t>(next) ? static_cast<int32_t>(random() % RowSide::kRows) : -1;
+  }
+  std::vector<std::vector<float>> want;
+  for (size_t me = 0; me < ranks; ++me) {
+    RowSide& side = (*sides)[me];
+    std::vector<float> rows(side.out.size());
+    std::vector<int32_t> free(RowSide::kRows);  // places that nothing has taken
+    for (int32_t i = 0; i < RowSide::kRows; ++i) free[static_cast<size_t>(i)] = i;
+    if (indexed) std::shuffle(free.begin(), free.end(), random);
+    std::fill(side.places.begin(), side.places.end(), -1);
+    size_t landed = 0, taken = 0;
+    for (size_t from = 0; from < ranks; ++from) {
+      const RowSide& there = (*sides)[from];
+      side.comes[from] = there.counts[me];
+      for (int32_t n = 0; n < there.counts[me]; ++n, ++landed) {
+        const int32_t entry = there.offsets[me] + n;
+        const int32_t row = indexed ? there.index[static_cast<size_t>(entry)] : entry;
+        for (size_t j = 0; j < (indexed ? 2 : 1); ++j) {
+          if (indexed && random() % 3 == 0) continue;
+          const int32_t at = free[taken++];
+          if (indexed) side.places[landed * 2 + j] = at;
+          std::copy_n(there.x.begin() + row * kChannels, kChannels, rows.begin() + at * kChannels);
+        }
+      }
+    }
+    std::fill(side.vacant.begin(), side.vacant.end(), -1);
+    std::copy(free.begin() + static_cast<ptrdiff_t>(taken), free.end(), side.vacant.begin());
+    std::fill(side.out.begin(), side.out.end(), -1.0f);
+    std::fill(side.waited.begin(), side.waited.end(), ~uint32_t{0});
+    want.push_back(std::move(rows));
+  }
+  return want;
+}
+
+class RowExchange : public MoeStreamHandlers, public ::testing::WithParamInterface<bool> {};
+INSTANTIATE_TEST_SUITE_P(IndexedOrAsTheyLie, RowExchange, ::testing::Bool());
+
+TEST_P(RowExchange, DirectlyAndFromAGraph) {
+  constexpr int32_t kRanks = 2;
+  CustomCall call("ragged_all_to_all", GetParam() ? 21 : 22, kRanks, "none",
+                  &UcclMoeStreamExchangeInitialize, &UcclMoeStreamExchangeExecute);
+  ASSERT_EQ(call.Instantiate(), "");
+  std::vector<RowSide> sides(kRanks, RowSide(kRanks, GetParam()));
+  std::vector<HostGraph> graphs(kRanks);
+  for (uint32_t use = 0; use < 8; ++use) {
+    const auto want = ChooseRows(&sides, use);
+    for (int32_t r = 0; r < kRanks; ++r) {
+      const auto me = static_cast<size_t>(r);
+      HostStream* const stream = streams_[r].get();
+      ASSERT_EQ(call.Initialize(r, sides[me].Args(), sides[me].Rets()), "");
+      if (use <= 2) {
+        if (use == 2) stream->BeginCapture();
+        ASSERT_EQ(call.Execute(r, stream, sides[me].Args(), sides[me].Rets()), "");
+        if (use == 2) graphs[me] = stream->EndCapture();
+      }
+      if (use >= 2) stream->Replay(graphs[me]);
+    }
+    Wait();
+    for (size_t r = 0; r < kRanks; ++r) {
+      EXPECT_EQ(sides[r].out, want[r]) << "use " << use << ", rank " << r;
+      for (const uint32_t ns : sides[r].waited) EXPECT_NE(ns, ~uint32_t{0});
+    }
+  }
+}
+
+TEST_F(MoeStreamHandlers, RowsThatAreOutside_FailTheCommunicator) {
+  const auto failure = [&](int64_t site, auto change) {
+    CustomCall call("ragged_all_to_all", site, 1, "none", &UcclMoeStreamExchangeInitialize,
+                    &UcclMoeStreamExchangeExecute);
+    EXPECT_EQ(call.Instantiate(), "");
+    std::vector<RowSide> sides(1, RowSide(1, true));
+    (void)ChooseRows(&sides, 4);
+    change(&sides[0]);
+    EXPECT_EQ(call.Execute(0, streams_[0].get(), sides[0].Args(), sides[0].Rets()), "");
+    Wait();
+    std::string told;
+    for (int looks = 0; told.empty() && looks < 60'000; ++looks) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      told = call.Initialize(0, sides[0].Args(), sides[0].Rets());
+    }
+    EXPECT_TRUE(coll::TheRuntime().Shutdown(Nanos(0)).ok());
+    return told;
+  };
+  const auto has = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  std::string told = failure(31, [](RowSide* side) { side->index[0] = RowSide::kRows; });
+  EXPECT_TRUE(has(told, "the row to send of entry 0 lies outside")) << told;
+  told = failure(32,
+                 [](RowSide* side) { side->offsets[0] = 5, side->counts[0] = side->comes[0] = 3; });
+  EXPECT_TRUE(has(told, "what is sent to rank 0 lies outside")) << told;
+  told = failure(33, [](RowSide* side) { side->places[1] = RowSide::kRows; });
+  EXPECT_TRUE(has(told, "the place of what comes, number 1 lies outside")) << told;
+}
+
 // Ranks of a job, whose calls are opened as the handlers open them.
 struct Job {
   Job(std::vector<int> devices, const Config& config)

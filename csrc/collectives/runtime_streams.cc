@@ -73,7 +73,8 @@ Result<std::shared_ptr<StreamCall>> Runtime::StreamFor(const Call& call,
   options.dtype = call.dtype;
   options.reduction = call.site->spec().reduction;
   if (call.stream_program) options.program = call.stream_program();
-  options.staging_bytes = options.program == nullptr ? staging : 0;  // nothing goes by the pipes
+  options.staging_bytes =
+      options.program != nullptr && !options.program->uses_pipes() ? 0 : staging;
   options.ragged = call.site->spec().kind == OpKind::kRaggedAllToAll;
   auto opened = StreamCall::Open(std::move(options), device, executor.value()->proxy());
   if (!opened.ok()) return opened.status();

@@ -353,8 +353,9 @@ Status StreamCall::Look(Nanos now, Nanos timeout, const std::map<int32_t, Status
   // First, because peers disagree with what this rank made of it. Relaxed: nothing is behind it.
   const uint64_t fault = std::atomic_ref(*fault_).load(std::memory_order_relaxed);
   if (fault != cuda::kNoFault) return OutsideOf(fault);
-  Status trouble = pipes_->Trouble();
-  if (trouble.ok() && options_.program != nullptr) trouble = options_.program->Trouble();
+  Status trouble;
+  if (options_.program != nullptr) trouble = options_.program->Trouble();  // first, as above
+  if (trouble.ok()) trouble = pipes_->Trouble();
   if (!trouble.ok()) {
     trouble.op = options_.label;
     return trouble;

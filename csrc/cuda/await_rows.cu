@@ -7,11 +7,7 @@ namespace uccl::cuda {
 namespace {
 
 struct DeviceClock {
-  __device__ uint64_t operator()() const {
-    uint64_t now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    return now;
-  }
+  __device__ uint64_t operator()() const { return ClockNs(); }
 };
 
 __global__ void __launch_bounds__(kWarp) AwaitRowsKernel(AwaitRowsParams p) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "csrc/cuda/await_rows.h"
+#include "csrc/cuda/clock.h"
 #include "csrc/fifo/native_memory.h"
 #include "csrc/fifo/thread_group.h"
 
@@ -48,9 +49,7 @@ struct RowsAreThere {
       seen += rows;
       p.counts[rank] = static_cast<uint32_t>(rows);
       if (p.waited != nullptr) {
-        constexpr uint64_t kMost = ~uint32_t{0};
-        const uint64_t ns = clock() - started;
-        p.waited[rank] = static_cast<uint32_t>(ns < kMost ? ns : kMost);
+        p.waited[rank] = Ns32(clock() - started);
       }
       if (p.awaits != nullptr) memory.StoreReleaseSystem(p.awaits + rank, 0);
     }

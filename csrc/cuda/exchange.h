@@ -119,6 +119,9 @@ struct ExchangeParams {
   const PipeMessage* messages = nullptr;
   PipeLine* lines = nullptr;
   uint32_t line_count = 0;
+  // [ranks]: nanoseconds from the start of the kernel until all that a peer sends was unpacked; the
+  // largest also stands for more. Null: not told. Of peers without such a line nothing.
+  uint32_t* waited = nullptr;
 };
 
 // kInvalidArgument where a kernel could not run with these; no memory is read.

@@ -5,6 +5,7 @@
 // same time: there are no more of them than a device surely holds.
 #pragma once
 
+#include "csrc/cuda/clock.h"
 #include "csrc/cuda/exchange.h"
 #include "csrc/cuda/memory.h"
 #include "csrc/fifo/fifo_device.h"
@@ -154,7 +155,7 @@ UCCL_HOST_DEVICE inline bool EndPiece(const ExchangeParams& p, PipeLine* line, u
 
 // A piece of each line of the group that can go on; false when the exchange is to end.
 template <class Group>
-UCCL_HOST_DEVICE bool TakeTurn(Group& group, const ExchangeParams& p) {
+UCCL_HOST_DEVICE bool TakeTurn(Group& group, const ExchangeParams& p, uint64_t started) {
   for (uint32_t i = group.index(); i < p.line_count; i += group.count()) {
     PieceJob job;
     if (group.IsLeader()) job = BeginPiece(p, p.lines[i]);
@@ -166,7 +167,11 @@ UCCL_HOST_DEVICE bool TakeTurn(Group& group, const ExchangeParams& p) {
     CopyBytes(group, packs ? data : job.payload, packs ? job.payload : data, job.bytes);
     group.Sync();
     uint32_t go_on = 1;
-    if (group.IsLeader() && !EndPiece(p, &p.lines[i], job.bytes)) go_on = 0;
+    if (group.IsLeader()) {
+      if (!EndPiece(p, &p.lines[i], job.bytes)) go_on = 0;
+      if (p.waited != nullptr && !packs && IsOver(p.lines[i]))
+        p.waited[p.lines[i].peer] = Ns32(ClockNs() - started);
+    }
     if (group.Broadcast(go_on) == 0) return false;
   }
   return true;
@@ -200,6 +205,7 @@ template <class Group>
 UCCL_HOST_DEVICE void Exchange(Group& group, const ExchangeParams& p) {
   using internal::Turn;
   const fifo::NativeMemory memory;
+  const uint64_t started = p.waited == nullptr ? 0 : ClockNs();
   if (group.IsLeader()) RewindLines(group, p);
   for (;;) {
     Turn turn = Turn::kWait;
@@ -212,7 +218,7 @@ UCCL_HOST_DEVICE void Exchange(Group& group, const ExchangeParams& p) {
       if (group.IsLeader()) internal::NoteTrouble(p, ExchangeTrouble::kAborted, 0, {}, {});
       return;
     }
-    if (!internal::TakeTurn(group, p)) return;
+    if (!internal::TakeTurn(group, p, started)) return;
   }
 }
 

@@ -10,9 +10,8 @@ namespace uccl::cuda {
 Status CheckParams(const RaggedParams& p) {
   constexpr const char* kKernel = "ragged";
   if (p.ranks == 0) return Status::Ok();
-  if (p.send_offsets == nullptr || p.send_sizes == nullptr || p.receive_offsets == nullptr ||
-      p.receive_sizes == nullptr || p.messages == nullptr || p.addresses == nullptr ||
-      p.fault == nullptr) {
+  if (p.send_offsets == nullptr || p.send_sizes == nullptr || p.receive_sizes == nullptr ||
+      p.messages == nullptr || p.addresses == nullptr || p.fault == nullptr) {
     return Refuse(kKernel, "offsets, sizes or messages without an address");
   }
   // Far below where products of rows and bytes overflow.

@@ -17,7 +17,7 @@ namespace uccl::cuda {
 struct RaggedParams {
   const int32_t* send_offsets = nullptr;  // [ranks], as all four
   const int32_t* send_sizes = nullptr;
-  const int32_t* receive_offsets = nullptr;
+  const int32_t* receive_offsets = nullptr;  // null: one after the other
   const int32_t* receive_sizes = nullptr;
   uint32_t ranks = 0;
   uint64_t row_bytes = 0, from_rows = 0, to_rows = 0;

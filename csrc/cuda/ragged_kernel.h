@@ -8,12 +8,23 @@
 
 namespace uccl::cuda {
 
+namespace internal {
+
+UCCL_HOST_DEVICE inline int64_t ReceiveOffset(const RaggedParams& p, uint32_t rank) {
+  if (p.receive_offsets != nullptr) return p.receive_offsets[rank];
+  int64_t sum = 0;
+  for (uint32_t r = 0; r < rank; ++r) sum += p.receive_sizes[r];
+  return sum;
+}
+
+}  // namespace internal
+
 template <class Group>
 UCCL_HOST_DEVICE void Ragged(Group& group, const RaggedParams& p) {
   for (uint32_t i = group.rank(); i < 2 * p.ranks; i += group.size()) {
     const bool sends = i < p.ranks;
     const uint32_t rank = sends ? i : i - p.ranks;
-    const int64_t offset = sends ? p.send_offsets[rank] : p.receive_offsets[rank];
+    const int64_t offset = sends ? p.send_offsets[rank] : internal::ReceiveOffset(p, rank);
     const int64_t size = sends ? p.send_sizes[rank] : p.receive_sizes[rank];
     const auto rows = static_cast<int64_t>(sends ? p.from_rows : p.to_rows);
     const bool within = offset >= 0 && size >= 0 && (size == 0 || offset + size <= rows);

@@ -1,10 +1,10 @@
 // Launches of host_kernels.h.
 #include "csrc/executor/host_kernels.h"
 
-#include <chrono>
 #include <cstdint>
 
 #include "csrc/cuda/await_rows_kernel.h"
+#include "csrc/cuda/clock.h"
 #include "csrc/cuda/fold_kernel.h"
 #include "csrc/cuda/issue.h"
 #include "csrc/cuda/issue_kernel.h"
@@ -72,10 +72,7 @@ Status RunOnHost(const cuda::AwaitRowsParams& params) {
   return Status::Ok();
 }
 
-uint64_t HostClockNs() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return static_cast<uint64_t>(std::chrono::nanoseconds(now).count());
-}
+uint64_t HostClockNs() { return cuda::ClockNs(); }
 
 Status IssueOnHost(const fifo::FifoView& fifo, const fifo::Command& command) {
   if (const fifo::CommandFault fault = CheckCommand(command); fault != fifo::CommandFault::kNone)

@@ -24,6 +24,8 @@ class StreamProgram {
   // Once, before anything is enqueued, on a thread whose current device is the rank's: memory and
   // regions are made here. All of `lane` outlives the executions.
   virtual Status Open(const Lane& lane) = 0;
+  // Whether it sends through the pipes, which are as small as can be otherwise.
+  virtual bool uses_pipes() const = 0;
   // The region whose FIFO takes all its commands.
   virtual const SideRegion& side() const = 0;
 

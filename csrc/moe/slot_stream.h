@@ -23,6 +23,7 @@ class SlotStream final : public executor::StreamProgram {
   SlotStream(const Combine& combine, uint32_t ranks) : layout_(LayoutOf(combine, ranks)) {}
 
   Status Open(const Lane& lane) override;
+  bool uses_pipes() const override { return false; }
   const executor::SideRegion& side() const override { return *side_; }
   Status Trouble() const override;
   bool HasToReceive(uint32_t peer) const override { return exchange_->Awaits(peer); }

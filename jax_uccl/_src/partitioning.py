@@ -26,7 +26,7 @@ COLLECTIVES = (
 ).split()
 KINDS = [*COLLECTIVES, *"moe_exchange moe_relay moe_dispatch moe_combine".split()]
 # Those that have a handler where XLA runs on a stream of a device.
-ON_STREAMS = [*COLLECTIVES, "moe_dispatch", "moe_combine"]
+ON_STREAMS = [*COLLECTIVES, *"moe_exchange moe_dispatch moe_combine".split()]
 # Calls on one rank's data. An automatic axis that divides the width of rows divides these calls as well; the 8-bit
 # ones want whole rows, since a scale belongs to 128 channels, and numbering and checking look at everything.
 LOCAL_KINDS = "take_rows fold_rows count_before require encode_fp8 decode_fp8".split()

@@ -106,10 +106,11 @@ def check_moe(mesh: Mesh) -> int:
         for quantize in (None, "fp8"):
             moe_acceptance.check(mesh, sizes, mode, quantize)
             cases += 1
-    if os.environ.get("JAX_UCCL_EXECUTOR") == "fifo":  # rows by commands; in throughput mode on CPU alone
-        for quantize in (None, "fp8"):
-            moe_acceptance.check(mesh, sizes, "low_latency", quantize, "native")
-            cases += 1
+    if os.environ.get("JAX_UCCL_EXECUTOR") == "fifo":  # rows by commands
+        for mode in ("throughput", "low_latency"):
+            for quantize in (None, "fp8"):
+                moe_acceptance.check(mesh, sizes, mode, quantize, "native")
+                cases += 1
 
     idx = moe_acceptance.choices(sizes, n)
     owners = idx // (sizes.experts // n)

@@ -1,7 +1,6 @@
 // Kernels on host threads.
 #include "csrc/cuda/testing/host_launchers.h"
 
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -94,12 +93,8 @@ class HostLauncher final : public Launcher {
   }
   Status Run(const AwaitRowsParams& p) override {
     if (Status s = CheckParams(p); !s.ok()) return s;
-    const auto clock = [] {
-      const auto now = std::chrono::steady_clock::now().time_since_epoch();
-      return static_cast<uint64_t>(std::chrono::nanoseconds(now).count());
-    };
     Threads([&](fifo::HostGroup& group) {
-      if (group.index() == 0) AwaitRows(group, p, clock);
+      if (group.index() == 0) AwaitRows(group, p, ClockNs);
     });
     return Status::Ok();
   }
