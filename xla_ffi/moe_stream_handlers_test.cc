@@ -26,6 +26,7 @@ using testing::Array;
 using testing::CustomCall;
 using MoeStreamHandlers = testing::OnStreams;
 
+constexpr uint32_t kNoTime = 0x5a5a5a5a;  // the largest may be measured on a loaded machine
 constexpr int32_t kTokens = 4, kWidth = 2, kChannels = 3;
 
 // One rank of a dispatch to the ranks that its choices name, and of the combine that brings every
@@ -288,7 +289,7 @@ std::vector<std::vector<float>> ChooseRows(std::vector<RowSide>* sides, uint32_t
     std::fill(side.vacant.begin(), side.vacant.end(), -1);
     std::copy(free.begin() + static_cast<ptrdiff_t>(taken), free.end(), side.vacant.begin());
     std::fill(side.out.begin(), side.out.end(), -1.0f);
-    std::fill(side.waited.begin(), side.waited.end(), ~uint32_t{0});
+    std::fill(side.waited.begin(), side.waited.end(), kNoTime);
     want.push_back(std::move(rows));
   }
   return want;
@@ -320,7 +321,7 @@ TEST_P(RowExchange, DirectlyAndFromAGraph) {
     Wait();
     for (size_t r = 0; r < kRanks; ++r) {
       EXPECT_EQ(sides[r].out, want[r]) << "use " << use << ", rank " << r;
-      for (const uint32_t ns : sides[r].waited) EXPECT_NE(ns, ~uint32_t{0});
+      for (const uint32_t ns : sides[r].waited) EXPECT_NE(ns, kNoTime);
     }
   }
 }
