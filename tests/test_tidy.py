@@ -26,7 +26,7 @@ ARROWS: dict[str, set[str]] = {
         "csrc/executor", "csrc/fifo",
     },
     "csrc/sim": {"csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/shm", "csrc/engine"},
-    "csrc/moe": {"csrc/base", "csrc/fifo", "csrc/proxy", "csrc/cuda", "csrc/executor"},
+    "csrc/moe": {"csrc/base", "csrc/fifo", "csrc/proxy", "csrc/cuda", "csrc/executor", "csrc/collectives"},
     "csrc/cuda": {"csrc/base", "csrc/fifo"},
     "csrc/fifo": {"csrc/base"},
     "csrc/executor": {"csrc/base", "csrc/engine", "csrc/fifo", "csrc/cuda", "csrc/proxy"},

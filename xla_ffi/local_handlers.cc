@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/base/copy.h"
 #include "csrc/base/huge_pages.h"
 #include "csrc/base/status.h"
 #include "csrc/moe/fp8.h"
@@ -86,6 +87,7 @@ ffi::Error TakeRows(ffi::AnyBuffer x, ffi::AnyBuffer index, ffi::Result<ffi::Any
   }
   AdviseHugePages(y->untyped_data(), y->size_bytes());
   moe::TakeRows(static_cast<const std::byte*>(x.untyped_data()), row, Integers(index), fill != 0,
+                /*stream=*/y->size_bytes() >= kStreamBytes,
                 static_cast<std::byte*>(y->untyped_data()));
   return ffi::Error::Success();
 }

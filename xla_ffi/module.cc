@@ -100,6 +100,7 @@ nb::dict Registrations() {
   moe("jax_uccl_moe_dispatch", &UcclMoeDispatch);
   moe("jax_uccl_moe_combine", &UcclMoeCombine);
   moe("jax_uccl_moe_exchange", &UcclMoeExchange);
+  moe("jax_uccl_moe_return", &UcclMoeReturn);
   moe("jax_uccl_moe_relay", &UcclMoeRelay);
   const auto local = [&](const char* target, auto* fn) {
     nb::dict stages;

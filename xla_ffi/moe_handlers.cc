@@ -1,5 +1,6 @@
 // See moe_handlers.h. As there, a handler hands one rank's call to the runtime and returns a future
-// at once; the rank's stream runs it (csrc/moe/exchange_program.h, throughput.h).
+// at once. With executor=fifo the rank's stream runs it (csrc/moe/exchange_program.h,
+// throughput.h), else an exchange of rows is an operation in memory (row_ends.h).
 #include "xla_ffi/moe_handlers.h"
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -15,6 +17,7 @@
 #include "csrc/base/huge_pages.h"
 #include "csrc/collectives/runtime.h"
 #include "csrc/moe/exchange_program.h"
+#include "csrc/moe/row_ends.h"
 #include "csrc/moe/throughput.h"
 #include "xla_ffi/moe_arguments.h"
 #include "xla_ffi/site_state.h"
@@ -23,9 +26,40 @@
 namespace uccl::xla_ffi {
 namespace {
 
-// Likewise with x and `index` those of the second leg, then hosts [ranks], gateways [ranks, hosts],
-// and of the first leg index [entries], offsets and counts of what is sent, counts of what comes
-// [ranks] -> the relayed rows as the third result.
+bool ToRowType(ffi::DataType type, moe::RowType* row) {
+  if (type == ffi::DataType::F32) *row = moe::RowType::kF32;
+  if (type == ffi::DataType::BF16) *row = moe::RowType::kBF16;
+  return type == ffi::DataType::F32 || type == ffi::DataType::BF16;
+}
+
+// x [rows, ...], index [entries], offsets and counts of what is sent, counts of what comes [ranks],
+// table [tokens, width] -> the sums of what comes, [tokens, ...].
+Status ReadReturn(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi::AnyBuffer& y,
+                  moe::RowExchange* e, moe::RowSum* sum) {
+  if (!ToRowType(x.element_type(), &sum->from) || !ToRowType(y.element_type(), &sum->to))
+    return Invalid("operand and result must be float32 or bfloat16");
+  if (Rows(x) == 0 || Rows(y) == 0 || x.element_count() / Rows(x) * Rows(y) != y.element_count()) {
+    return Invalid("operand and result must have rows of one size");
+  }
+  std::span<const int32_t> arrays[5];
+  if (Status s = ReadArrays(rest, 0, arrays); !s.ok()) return s;
+  const auto& [index, offsets, send_counts, receive_counts, table] = arrays;
+  if (table.empty() || table.size() % Rows(y) != 0)
+    return Invalid("the table must have a row for each of the result");
+  e->row_bytes = RowBytes(x);
+  e->out = {Data(x), Rows(x), nullptr, Rows(x), offsets, send_counts};
+  if (!index.empty()) e->out.index = index.data(), e->out.entries = index.size();
+  uint64_t come = 0;
+  for (const int32_t count : receive_counts) come += count < 0 ? 0 : static_cast<uint64_t>(count);
+  e->in = {nullptr, come, nullptr, come, 1, receive_counts};
+  sum->table = table, sum->width = static_cast<uint32_t>(table.size() / Rows(y));
+  sum->rows = Data(y);
+  return Status::Ok();
+}
+
+// As ReadExchange, with x and `index` those of the second leg, then hosts [ranks], gateways [ranks,
+// hosts], and of the first leg index [entries], offsets and counts of what is sent, counts of what
+// comes [ranks] -> the relayed rows as the third result.
 Status ReadRelay(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi::AnyBuffer& y,
                  ffi::RemainingRets more, moe::RowExchange* e) {
   if (Status s = ReadExchange(x, rest, y, more, e); !s.ok()) return s;
@@ -61,10 +95,11 @@ struct Waited {
   }
 };
 
-template <class Params, class Program, class Read>
-ffi::Future Execute(const Read& read, SiteState* state, int32_t device, ffi::RunId run,
-                    const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi::AnyBuffer& y,
-                    ffi::RemainingRets more) {
+// `prepare(waited, &call)` reads the arguments and says what the call does.
+template <class Prepare>
+ffi::Future Execute(SiteState* state, int32_t device, ffi::RunId run, const ffi::AnyBuffer& x,
+                    ffi::RemainingArgs rest, const ffi::AnyBuffer& y, ffi::RemainingRets more,
+                    const Prepare& prepare) {
   ffi::Promise promise;
   ffi::Future future(promise);
   coll::Call call;
@@ -82,11 +117,10 @@ ffi::Future Execute(const Read& read, SiteState* state, int32_t device, ffi::Run
     }
   };
   AdviseHugePages(y.untyped_data(), y.size_bytes());
-  Params params;
-  Status status = read(x, rest, y, more, &params);
   const int64_t ranks = state->site->spec().group_size;
-  if (status.ok()) status = ReadWaited(more, ranks, &waited->result);
+  Status status = ReadWaited(more, ranks, &waited->result);
   waited->ns.resize(static_cast<size_t>(ranks));
+  if (status.ok()) status = prepare(waited, &call);
   if (!status.ok()) {
     status.op = state->site->spec().label;
     coll::TheRuntime().Reject(std::move(call), status);  // the other members wait for this rank
@@ -100,42 +134,89 @@ ffi::Future Execute(const Read& read, SiteState* state, int32_t device, ffi::Run
   call.elements = x.element_count();
   call.input = Data(x);
   call.output = Data(y);
-  call.program = [params, waited]() -> std::unique_ptr<executor::Program> {
-    return std::make_unique<Program>(params, waited->ns.data());
-  };
   coll::TheRuntime().Submit(std::move(call));
   return future;
+}
+
+// By commands alone.
+template <class Program, class Params, class Read>
+Status ByProgram(const Read& read, const ffi::AnyBuffer& x, ffi::RemainingArgs rest,
+                 const ffi::AnyBuffer& y, ffi::RemainingRets more,
+                 const std::shared_ptr<Waited>& waited, coll::Call* call) {
+  Params params;
+  if (Status s = read(x, rest, y, more, &params); !s.ok()) return s;
+  call->program = [params, waited]() -> std::unique_ptr<executor::Program> {
+    return std::make_unique<Program>(params, waited->ns.data());
+  };
+  return Status::Ok();
+}
+
+// In memory as well.
+Status AddEnds(const moe::RowExchange& exchange, const std::optional<moe::RowSum>& sum,
+               const std::shared_ptr<Waited>& waited, coll::Call* call) {
+  const auto ranks = static_cast<uint32_t>(waited->ns.size());
+  auto ends = moe::RowEnds::Make(exchange, sum, ranks, waited->ns.data());
+  if (!ends.ok()) return ends.status();
+  call->ragged = ends.value()->Sizes();
+  call->ends = std::move(ends.value());
+  return Status::Ok();
 }
 
 ffi::Future DispatchRows(SiteState* state, int32_t device, ffi::RunId run, ffi::AnyBuffer x,
                          ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> y,
                          ffi::RemainingRets more) {
-  return Execute<moe::Dispatch, moe::DispatchProgram>(ReadDispatch, state, device, run, x, rest, *y,
-                                                      more);
+  return Execute(state, device, run, x, rest, *y, more, [&](const auto& waited, coll::Call* call) {
+    return ByProgram<moe::DispatchProgram, moe::Dispatch>(ReadDispatch, x, rest, *y, more, waited,
+                                                          call);
+  });
 }
 ffi::Future CombineRows(SiteState* state, int32_t device, ffi::RunId run, ffi::AnyBuffer x,
                         ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> y,
                         ffi::RemainingRets more) {
-  return Execute<moe::Combine, moe::CombineProgram>(ReadCombine, state, device, run, x, rest, *y,
-                                                    more);
+  return Execute(state, device, run, x, rest, *y, more, [&](const auto& waited, coll::Call* call) {
+    return ByProgram<moe::CombineProgram, moe::Combine>(ReadCombine, x, rest, *y, more, waited,
+                                                        call);
+  });
+}
+ffi::Future RelayRows(SiteState* state, int32_t device, ffi::RunId run, ffi::AnyBuffer x,
+                      ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> y,
+                      ffi::RemainingRets more) {
+  return Execute(state, device, run, x, rest, *y, more, [&](const auto& waited, coll::Call* call) {
+    return ByProgram<moe::ThroughputProgram, moe::RowExchange>(ReadRelay, x, rest, *y, more, waited,
+                                                               call);
+  });
 }
 
 ffi::Future ExchangeRows(SiteState* state, int32_t device, ffi::RunId run, ffi::AnyBuffer x,
                          ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> y,
                          ffi::RemainingRets more) {
-  return Execute<moe::RowExchange, moe::ThroughputProgram>(ReadExchange, state, device, run, x,
-                                                           rest, *y, more);
+  return Execute(state, device, run, x, rest, *y, more, [&](const auto& waited, coll::Call* call) {
+    moe::RowExchange exchange;
+    if (Status s = ReadExchange(x, rest, *y, more, &exchange); !s.ok()) return s;
+    call->program = [exchange, waited]() -> std::unique_ptr<executor::Program> {
+      return std::make_unique<moe::ThroughputProgram>(exchange, waited->ns.data());
+    };
+    return AddEnds(exchange, std::nullopt, waited, call);
+  });
 }
-ffi::Future RelayRows(SiteState* state, int32_t device, ffi::RunId run, ffi::AnyBuffer x,
-                      ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> y,
-                      ffi::RemainingRets more) {
-  return Execute<moe::RowExchange, moe::ThroughputProgram>(ReadRelay, state, device, run, x, rest,
-                                                           *y, more);
+ffi::Future ReturnRows(SiteState* state, int32_t device, ffi::RunId run, ffi::AnyBuffer x,
+                       ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> y,
+                       ffi::RemainingRets more) {
+  return Execute(state, device, run, x, rest, *y, more, [&](const auto& waited, coll::Call* call) {
+    moe::RowExchange exchange;
+    moe::RowSum sum;
+    if (Status s = ReadReturn(x, rest, *y, &exchange, &sum); !s.ok()) return s;
+    call->program = [exchange, sum, waited]() -> std::unique_ptr<executor::Program> {
+      return std::make_unique<moe::SumProgram>(exchange, sum, waited->ns.data());
+    };
+    return AddEnds(exchange, sum, waited, call);
+  });
 }
 
 XLA_FFI_DEFINE_HANDLER(kDispatch, DispatchRows, BindOperation());
 XLA_FFI_DEFINE_HANDLER(kCombine, CombineRows, BindOperation());
 XLA_FFI_DEFINE_HANDLER(kExchange, ExchangeRows, BindOperation());
+XLA_FFI_DEFINE_HANDLER(kReturn, ReturnRows, BindOperation());
 XLA_FFI_DEFINE_HANDLER(kRelay, RelayRows, BindOperation());
 
 }  // namespace
@@ -145,5 +226,6 @@ extern "C" {
 XLA_FFI_Error* UcclMoeDispatch(XLA_FFI_CallFrame* frame) { return uccl::xla_ffi::kDispatch(frame); }
 XLA_FFI_Error* UcclMoeCombine(XLA_FFI_CallFrame* frame) { return uccl::xla_ffi::kCombine(frame); }
 XLA_FFI_Error* UcclMoeExchange(XLA_FFI_CallFrame* frame) { return uccl::xla_ffi::kExchange(frame); }
+XLA_FFI_Error* UcclMoeReturn(XLA_FFI_CallFrame* frame) { return uccl::xla_ffi::kReturn(frame); }
 XLA_FFI_Error* UcclMoeRelay(XLA_FFI_CallFrame* frame) { return uccl::xla_ffi::kRelay(frame); }
 }

@@ -41,7 +41,10 @@ static_assert(kMaxStages <= 1u << 16 && kMaxParts <= 1u << 16);
 
 DirectOperation::DirectOperation(OperationHost* host, const Identity& identity, const Call& first,
                                  const CallSite::Plan& plan)
-    : Operation(host, identity, first, plan), schedule_(plan.schedule) {
+    : Operation(host, identity, first, plan),
+      schedule_(plan.schedule),
+      has_ends_(first.ends != nullptr),
+      finishes_(has_ends_ && first.ends->finishes()) {
   if (description().kind == OpKind::kRaggedAllToAll) {
     ragged_ = std::make_shared<Schedule>(*schedule_);
     schedule_ = ragged_;
@@ -62,6 +65,7 @@ DirectOperation::DirectOperation(OperationHost* host, const Identity& identity, 
       for (const Slice& slice : r.to) Touch(slice, 1);
     }
   }
+  HoldForFinish(1);
   transfers_.assign(total, ItemState::kIdle);
   // Its contents are left as they are: every byte that is read was received first.
   if (schedule_->scratch_bytes > 0) scratch_ = host->scratch().Take(schedule_->scratch_bytes);
@@ -110,32 +114,6 @@ const Transfer& DirectOperation::TransferAt(uint32_t index, bool* is_send, uint3
   return *is_send ? s.sends[offset] : s.receives[offset - s.sends.size()];
 }
 
-// The rank's part of every item that names its buffers. Under the mutex.
-Status DirectOperation::PlaceRagged(uint32_t local) {
-  const std::vector<Call::RaggedPart>& parts = locals_[local].call.ragged;
-  const uint32_t me = comm_->locals[local];
-  Stage& stage = ragged_->stages[0];
-  const auto place = [](Slice* slice, uint64_t offset, uint64_t bytes) {
-    slice->offset = offset;
-    slice->bytes = bytes;
-  };
-  for (Transfer& t : stage.sends) {
-    if (t.from == me) place(&t.slice, parts[t.to].send_offset, parts[t.to].send_bytes);
-  }
-  for (Transfer& t : stage.receives) {
-    if (t.to == me) place(&t.slice, parts[t.from].receive_offset, parts[t.from].receive_bytes);
-  }
-  for (Copy& c : stage.copies) {
-    if (c.source == me) place(&c.from, parts[c.target].send_offset, parts[c.target].send_bytes);
-    if (c.target == me) place(&c.to, parts[c.source].receive_offset, parts[c.source].receive_bytes);
-    const bool both = Ready(c.from) && Ready(c.to);
-    if ((c.source == me || c.target == me) && both && c.from.bytes != c.to.bytes) {
-      return SizesDiffer(c.source, c.from.bytes, c.target, c.to.bytes);
-    }
-  }
-  return Status::Ok();
-}
-
 // Adds what became possible when `local` arrived (or, with -1, everything of the stage) and marks
 // it taken.
 void DirectOperation::CollectReady(int64_t local, Work* work) {
@@ -170,7 +148,17 @@ void DirectOperation::Arrive(uint32_t local, Call call, const ExecutionTable::Ca
                              engine::Engine* engine, StayPolicy* policy) {
   Work work;
   Status disagreement;
-  bool last = false;  // all ranks of this process are here
+  bool last = false;                                      // all ranks of this process are here
+  if (const Status fits = CheckEnds(call); !fits.ok()) {  // others must not meet it here
+    host_->OnFault(*this, fits);
+    host_->OnLocalDone(matched);
+    return call.done(Describe(fits, started()));
+  }
+  if (has_ends_) {
+    std::vector<bool> remote;
+    for (const Member& member : comm_->members) remote.push_back(member.process != comm_->self);
+    call.ends->Begin(&host_->scratch(), remote);  // others may take from it once it has arrived
+  }
   {
     std::unique_lock lock(mutex_);
     Local& l = locals_[local];
@@ -248,11 +236,13 @@ void DirectOperation::Perform(const Work& work) {
     uint32_t stage = 0;
     const Transfer& t = TransferAt(index, &is_send, &stage);
     const core::MessageInfo info = InfoOf(TagOf(key(), stage, t), t.slice.bytes);
+    RaggedEnds* const ends = EndsOf(t.slice);
     if (is_send) {
-      host_->engine()->Send(t.peer, info, Bytes(Address(t.slice), t.slice.bytes), TokenOf(index));
+      const std::byte* from = ends == nullptr ? Address(t.slice) : ends->Outgoing(t.to);
+      host_->engine()->Send(t.peer, info, Bytes(from, t.slice.bytes), TokenOf(index));
     } else {
-      host_->engine()->PostRecv(t.peer, info, MutableBytes(Address(t.slice), t.slice.bytes),
-                                TokenOf(index),
+      std::byte* to = ends == nullptr ? Address(t.slice) : ends->Landing(t.from);
+      host_->engine()->PostRecv(t.peer, info, MutableBytes(to, t.slice.bytes), TokenOf(index),
                                 /*borrow=*/t.read_once && t.slice.bytes >= kBorrowFromBytes);
     }
   }
@@ -264,7 +254,9 @@ void DirectOperation::Perform(const Work& work) {
   const auto copy = stream ? &StreamBytes : &CopyBytes;
   for (uint32_t i : work.copies) {
     const Copy& c = stage().copies[i];
-    if (c.from.kind == BufferKind::kZero) {
+    if (has_ends_) {
+      EndsOf(c.to)->Take(c.source, *EndsOf(c.from), c.target);
+    } else if (c.from.kind == BufferKind::kZero) {
       std::memset(Address(c.to), 0, c.to.bytes);
     } else {
       copy(Address(c.to), Address(c.from), c.from.bytes);
@@ -295,7 +287,7 @@ void DirectOperation::Advance(std::unique_lock<std::mutex>& lock, bool heavy) {
       EnterNextStage(lock);
       continue;
     }
-    uint64_t bytes = 0;
+    uint64_t bytes = FinishBytes();
     for (const Reduction& r : stage().reductions) bytes += r.to[0].bytes * r.from.size();
     reducing_ = true;
     lock.unlock();
@@ -321,6 +313,7 @@ void DirectOperation::Advance(std::unique_lock<std::mutex>& lock, bool heavy) {
 void DirectOperation::FinishReductions() {
   reducing_ = false;
   reduced_ = true;
+  HoldForFinish(-1);
   for (const Reduction& r : stage().reductions) {
     for (const Slice& slice : r.from) Touch(slice, -1);
     for (const Slice& slice : r.to) Touch(slice, -1);
@@ -355,6 +348,7 @@ void DirectOperation::OnTransferDone(uint32_t index, uint64_t address) {
   // (Withdrawn meanwhile: then it is not lent any more, and nobody looks at this again.)
   if (address != 0) lent_.push_back({index, t.peer, t.slice, address});
   if (failed_) return;
+  if (has_ends_ && !is_send) EndsOf(t.slice)->OnReceived(t.from);
   Touch(t.slice, -1);
   ++active_;
   if (is_send) --sends_left_;

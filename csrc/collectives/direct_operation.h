@@ -70,6 +70,11 @@ class DirectOperation final : public Operation {
             StayPolicy* policy);
   void LeaveArrive(uint32_t local);
   Status PlaceRagged(uint32_t local);
+  Status CheckEnds(const Call& call) const;
+  RaggedEnds* EndsOf(const Slice& slice) const;
+  void HoldForFinish(int64_t delta);
+  uint64_t FinishBytes() const;
+  void FinishEnds(bool share);
   void Touch(const Slice& slice, int64_t delta);
   bool Ready(const Slice& slice) const;
   void CollectReady(int64_t local, Work* work);
@@ -91,6 +96,9 @@ class DirectOperation final : public Operation {
   // The same of a ragged exchange, where each arriving rank fills in its own offsets and sizes;
   // those of an item are read once both of its ranks are here.
   std::shared_ptr<Schedule> ragged_;
+  // Whether calls bring ends (ragged_ends.h), and whether those have something to finish, for which
+  // every rank stays.
+  const bool has_ends_, finishes_;
   std::vector<uint32_t>
       transfer_base_;  // per stage: global index of its first send; receives follow
 

@@ -45,6 +45,7 @@ size_t EndOfIndependent(const std::vector<Reduction>& all, size_t begin) {
 
 // Runs the reductions of the current stage. Called without the mutex, counted in active_.
 void DirectOperation::RunReductions(bool share) {
+  if (finishes_) FinishEnds(share);
   const std::vector<Reduction>& all = stage().reductions;
   for (size_t begin = 0; begin < all.size();) {
     const size_t end = EndOfIndependent(all, begin);

@@ -19,6 +19,7 @@
 #include "csrc/collectives/call_site.h"
 #include "csrc/collectives/description.h"
 #include "csrc/collectives/matching.h"
+#include "csrc/collectives/ragged_ends.h"
 #include "csrc/collectives/scratch_pool.h"
 #include "csrc/collectives/stay_policy.h"
 #include "csrc/collectives/worker_pool.h"
@@ -46,7 +47,11 @@ struct Call {
     uint64_t send_offset = 0, send_bytes = 0, receive_offset = 0, receive_bytes = 0;
   };
   std::vector<RaggedPart> ragged;
-  // Instead of a schedule: what the rank does on its stream. Only where executor=fifo.
+  // Of a ragged exchange: who moves its bytes, where they are no slices; then `ragged` has only
+  // sizes.
+  std::shared_ptr<RaggedEnds> ends;
+  // Where executor=fifo, instead of a schedule: what the rank does on its stream. Elsewhere a call
+  // that has one needs `ends`.
   std::function<std::unique_ptr<executor::Program>()> program;
   // Likewise on a stream of a device.
   std::function<std::shared_ptr<executor::StreamProgram>()> stream_program;

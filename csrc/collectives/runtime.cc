@@ -259,7 +259,7 @@ void Runtime::Submit(Call call) {
   Result<CallSite::Seat> seat = call.site->SeatOf(call.device, call.partition, *defaults);
   if (!seat.ok()) return Fail(call, seat.status());
   const CallSite::Seat& at = seat.value();
-  if (call.program && !fifos) {
+  if (call.program && call.ends == nullptr && !fifos) {
     return Fail(call, Status::Error(StatusCode::kUnsupported,
                                     "runs through commands and proxies only; set executor=fifo "
                                     "(JAX_UCCL_EXECUTOR) on all processes"));

@@ -1,35 +1,23 @@
-// Blocks of a row are added up in a buffer that stays in the first-level cache, so that every
-// source row is read once and the result written once.
+// Copies of runs of rows, and the choice of a kernel for sums.
 #include "csrc/moe/rows.h"
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
-#include "csrc/base/bfloat16.h"
 #include "csrc/base/copy.h"
+#include "csrc/moe/sum_kernels.h"
 
 namespace uccl::moe {
 namespace {
 
-constexpr size_t kBlock = 1024;  // elements; 4 KiB of sums
-
-void AddBlock(RowType type, const std::byte* row, size_t first, size_t count, float* sums) {
-  if (type == RowType::kF32) {
-    const auto* values = reinterpret_cast<const float*>(row) + first;
-    for (size_t i = 0; i < count; ++i) sums[i] += values[i];
-  } else {
-    const auto* values = reinterpret_cast<const uint16_t*>(row) + first;
-    for (size_t i = 0; i < count; ++i) sums[i] += FromBFloat16(values[i]);
-  }
-}
-
-void StoreBlock(RowType type, const float* sums, size_t first, size_t count, std::byte* row) {
-  if (type == RowType::kF32) {
-    std::memcpy(reinterpret_cast<float*>(row) + first, sums, count * sizeof(float));
-  } else {
-    auto* values = reinterpret_cast<uint16_t*>(row) + first;
-    for (size_t i = 0; i < count; ++i) values[i] = ToBFloat16(sums[i]);
-  }
+SumKernel KernelOf(VectorLevel level, RowType from, RowType to) {
+#ifdef UCCL_HAVE_X86_LEVELS
+  if (level == VectorLevel::kAvx512) return Avx512Sum(from, to);
+  if (level == VectorLevel::kAvx2) return Avx2Sum(from, to);
+#endif
+  (void)level;
+  return BaselineSum(from, to);
 }
 
 }  // namespace
@@ -49,9 +37,7 @@ void CountBefore(std::span<const int32_t> keys, std::span<int32_t> seen,
 }
 
 void TakeRows(const std::byte* from, size_t row_bytes, std::span<const int32_t> index, bool fill,
-              std::byte* to) {
-  // A buffer of rows that is larger than the caches has left them before anybody reads it.
-  const bool stream = index.size() * row_bytes >= kStreamBytes;
+              bool stream, std::byte* to) {
   size_t n = 0;
   while (n < index.size()) {
     // Runs of neighbours are one copy: a rank-major buffer has many.
@@ -74,23 +60,30 @@ void TakeRows(const std::byte* from, size_t row_bytes, std::span<const int32_t> 
 
 size_t RowTypeBytes(RowType type) { return type == RowType::kF32 ? 4 : 2; }
 
+void SumRowsAt(VectorLevel level, RowType from_type, std::span<const std::byte* const> rows,
+               size_t row_elements, RowType to_type, std::byte* to) {
+  KernelOf(level, from_type, to_type)(rows.data(), rows.size(), row_elements, to);
+}
+
+void SumRows(RowType from_type, std::span<const std::byte* const> rows, size_t row_elements,
+             RowType to_type, std::byte* to) {
+  static const VectorLevel level = BestVectorLevel();
+  SumRowsAt(level, from_type, rows, row_elements, to_type, to);
+}
+
 void FoldRows(RowType from_type, const std::byte* from, size_t row_elements,
               std::span<const int32_t> table, size_t width, RowType to_type, std::byte* to) {
   if (width == 0) return;
   const size_t from_bytes = row_elements * RowTypeBytes(from_type);
   const size_t to_bytes = row_elements * RowTypeBytes(to_type);
-  float sums[kBlock];
+  std::vector<const std::byte*> rows;
+  rows.reserve(width);
   for (size_t t = 0; t < table.size() / width; ++t) {
-    for (size_t first = 0; first < row_elements; first += kBlock) {
-      const size_t count = std::min(kBlock, row_elements - first);
-      std::fill_n(sums, count, 0.0f);
-      for (size_t j = 0; j < width; ++j) {
-        const int32_t row = table[t * width + j];
-        if (row < 0) continue;
-        AddBlock(from_type, from + static_cast<size_t>(row) * from_bytes, first, count, sums);
-      }
-      StoreBlock(to_type, sums, first, count, to + t * to_bytes);
+    rows.clear();
+    for (const int32_t row : table.subspan(t * width, width)) {
+      if (row >= 0) rows.push_back(from + static_cast<size_t>(row) * from_bytes);
     }
+    SumRows(from_type, rows, row_elements, to_type, to + t * to_bytes);
   }
 }
 

@@ -2,13 +2,15 @@
 // order, and numbering them within their group.
 //
 // Leaves to others: which rows (jax_uccl/_src/moe/plan.py) and their way between ranks
-// (collectives). Pure: no thread, no allocation.
+// (collectives). Pure: no thread.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
+
+#include "csrc/base/vector_level.h"
 
 namespace uccl::moe {
 
@@ -22,18 +24,27 @@ void CountBefore(std::span<const int32_t> keys, std::span<int32_t> seen, std::sp
 
 // to[n] = from[index[n]]. Where the index is negative zeros with `fill`, otherwise what was there:
 // pages of a send buffer that nobody reads are not even made. No entry may be outside of `from`;
-// the buffers must not overlap.
+// the buffers must not overlap. `stream`: past the caches (StreamBytes of base/copy.h), for a
+// result that leaves them before anybody reads it; it is in place when this returns.
 void TakeRows(const std::byte* from, size_t row_bytes, std::span<const int32_t> index, bool fill,
-              std::byte* to);
+              bool stream, std::byte* to);
 
 enum class RowType : uint8_t { kF32, kBF16 };
 
 size_t RowTypeBytes(RowType type);
 
-// to[t] = sum over j of from[table[t * width + j]], added to 0 in the order of j in float, rounded
-// once (to nearest, ties to even). Negative entries add nothing. No entry may be outside of `from`;
-// the buffers must not overlap.
+// to = the sum of the rows, added to 0 in their order in float, rounded once (to nearest, ties to
+// even). The buffers must not overlap.
+void SumRows(RowType from_type, std::span<const std::byte* const> rows, size_t row_elements,
+             RowType to_type, std::byte* to);
+
+// to[t] = that of the rows from[table[t * width + j]] in the order of j. Negative entries add
+// nothing. No entry may be outside of `from`; the buffers must not overlap.
 void FoldRows(RowType from_type, const std::byte* from, size_t row_elements,
               std::span<const int32_t> table, size_t width, RowType to_type, std::byte* to);
+
+// SumRows with the instructions of one of VectorLevels(), for tests.
+void SumRowsAt(VectorLevel level, RowType from_type, std::span<const std::byte* const> rows,
+               size_t row_elements, RowType to_type, std::byte* to);
 
 }  // namespace uccl::moe

@@ -69,7 +69,7 @@ TEST(Rows, TakeCopiesRunsAndFillsGaps) {
       }
       std::vector<std::byte> to(index.size() * row_bytes + 8, std::byte{0x5a});
       const bool fill = turn % 2 == 0;
-      TakeRows(from.data(), row_bytes, index, fill, to.data());
+      TakeRows(from.data(), row_bytes, index, fill, /*stream=*/turn % 3 == 0, to.data());
       for (size_t n = 0; n < index.size(); ++n) {
         for (size_t b = 0; b < row_bytes; ++b) {
           const auto nothing = fill ? std::byte{0} : std::byte{0x5a};
@@ -131,6 +131,40 @@ TEST(Rows, FoldAddsInOrder) {
   }
 }
 
+TEST(Rows, EveryLevelGivesTheSameSums) {
+  std::mt19937 rng(4);
+  constexpr size_t kElements = 333, kRows = 9;
+  // Any bits, but NaN only as the one that sums make.
+  std::vector<std::vector<uint32_t>> words(kRows, std::vector<uint32_t>(kElements));
+  for (auto& row : words) {
+    for (uint32_t& w : row) {
+      w = static_cast<uint32_t>(rng());
+      const auto is_nan = [](uint32_t bits) { return (bits & 0x7fffffffu) > 0x7f800000u; };
+      if (is_nan(w) || is_nan(w << 16)) w = 0x7fc07fc0u;
+    }
+  }
+  for (RowType from : {RowType::kF32, RowType::kBF16}) {
+    for (RowType to : {RowType::kF32, RowType::kBF16}) {
+      for (size_t elements : {size_t{1}, size_t{15}, size_t{16}, size_t{130}, kElements}) {
+        for (size_t count = 0; count <= kRows; ++count) {
+          std::vector<const std::byte*> rows;
+          for (size_t j = 0; j < count; ++j)
+            rows.push_back(reinterpret_cast<const std::byte*>(words[j].data()));
+          const size_t bytes = elements * RowTypeBytes(to);
+          std::vector<std::byte> want(bytes + 4, std::byte{0x5a});
+          SumRowsAt(VectorLevel::kBaseline, from, rows, elements, to, want.data());
+          for (const VectorLevel level : VectorLevels()) {
+            std::vector<std::byte> got(bytes + 4, std::byte{0x5a});
+            SumRowsAt(level, from, rows, elements, to, got.data());
+            EXPECT_EQ(got, want) << VectorLevelName(level) << " " << elements << " " << count;
+            EXPECT_EQ(got.back(), std::byte{0x5a});
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(Rows, FoldKeepsSpecialValues) {
   const float inf = std::numeric_limits<float>::infinity();
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -155,7 +189,7 @@ TEST(Rows, FoldKeepsSpecialValues) {
 }
 
 TEST(Rows, EmptyBuffers) {
-  TakeRows(nullptr, 4, {}, true, nullptr);
+  TakeRows(nullptr, 4, {}, true, true, nullptr);
   FoldRows(RowType::kF32, nullptr, 5, {}, 3, RowType::kF32, nullptr);
   FoldRows(RowType::kF32, nullptr, 0, {}, 0, RowType::kBF16, nullptr);
 }

@@ -2,55 +2,19 @@
 #include "csrc/moe/throughput.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
 
+#include "csrc/base/huge_pages.h"
 #include "csrc/executor/host_kernels.h"
 #include "csrc/executor/pipes.h"
+#include "csrc/moe/row_ranges.h"
+#include "csrc/moe/rows.h"
 
 namespace uccl::moe {
 namespace {
-
-Status Invalid(const std::string& why) {
-  Status status = Status::Error(StatusCode::kInvalidArgument, why);
-  status.op = "moe.exchange";
-  return status;
-}
-
-// Entries of one end of a message.
-struct Range {
-  uint64_t first = 0, count = 0;
-};
-
-// Those of each rank; without `offsets` they lie one after the other.
-Result<std::vector<Range>> RangesOf(const std::span<const int32_t>* offsets,
-                                    std::span<const int32_t> counts, uint64_t entries,
-                                    uint32_t ranks, const char* what) {
-  if (counts.size() != ranks || (offsets != nullptr && offsets->size() != ranks)) {
-    return Invalid(std::to_string(counts.size()) + " counts of rows to " + what + " for " +
-                   std::to_string(ranks) + " ranks");
-  }
-  std::vector<Range> ranges;
-  int64_t end = 0;
-  for (uint32_t r = 0; r < ranks; ++r) {
-    const int64_t first = offsets == nullptr ? end : (*offsets)[r];
-    end = first + counts[r];
-    if (first < 0 || counts[r] < 0 || static_cast<uint64_t>(end) > entries) {
-      return Invalid(std::to_string(counts[r]) + " rows to " + what + " from " +
-                     std::to_string(first) + " on, but " + std::to_string(entries) +
-                     " entries say which");
-    }
-    ranges.push_back({static_cast<uint64_t>(first), static_cast<uint64_t>(counts[r])});
-  }
-  return ranges;
-}
-Result<std::vector<Range>> RangesOf(const SentRows& rows, uint32_t ranks) {
-  return RangesOf(&rows.offsets, rows.counts, rows.entries, ranks, "send");
-}
-Result<std::vector<Range>> RangesOf(const PlacedRows& rows, uint32_t ranks) {
-  return RangesOf(nullptr, rows.counts, rows.entries, ranks, "receive");
-}
 
 // Whole rows, or bytes [column, column + bytes) of one.
 struct RowPart {
@@ -78,7 +42,7 @@ Status Moved(const cuda::MoveRowsParams& params, const char* what) {
   checked.fault = &fault;
   if (Status status = executor::RunOnHost(checked); !status.ok()) return status;
   if (fault == cuda::kNoFault) return Status::Ok();
-  return Invalid(std::string("a row to ") + what + " lies outside of its buffer");
+  return InvalidRows(std::string("a row to ") + what + " lies outside of its buffer");
 }
 
 // The side of `params` that reads the entries from `first` on, which is bytes from `column` on.
@@ -119,7 +83,7 @@ class ExchangeRun final {
         ranks_(pipes->ranks()) {}
 
   Status Go() {
-    if (x_.row_bytes == 0) return Invalid("rows without bytes");
+    if (x_.row_bytes == 0) return InvalidRows("rows without bytes");
     if (Status status = List(); !status.ok()) return status;
     Announce();
     started_ns_ = executor::HostClockNs();
@@ -158,13 +122,14 @@ class ExchangeRun final {
       source_ends_[via_[source]].push_back({source, message.count});
     }
     if (out_[me_].count != in_[me_].count) {
-      return Invalid(std::to_string(out_[me_].count) + " rows from rank " + std::to_string(me_) +
-                     " to itself, which expects " + std::to_string(in_[me_].count));
+      return InvalidRows(std::to_string(out_[me_].count) + " rows from rank " +
+                         std::to_string(me_) + " to itself, which expects " +
+                         std::to_string(in_[me_].count));
     }
     const uint32_t stage = x_.relay.has_value() ? 1 : 0;
     for (uint32_t peer = 0; peer < ranks_; ++peer) {
       if (!to[peer] && out_[peer].count > 0)
-        return Invalid("rows for rank " + std::to_string(peer) + ", which is on another host");
+        return InvalidRows("rows for rank " + std::to_string(peer) + ", which is on another host");
       if (peer == me_) continue;
       if (to[peer]) AddSend(peer, stage, x_.out, out_[peer]);
       if (from[peer]) AddReceive(peer, stage, x_.in, in_[peer]);
@@ -186,7 +151,7 @@ class ExchangeRun final {
         relay.gateways.size() != uint64_t{ranks_} * relay.num_hosts ||
         outside(relay.hosts, relay.num_hosts) || outside(relay.gateways, ranks_) ||
         relay.in.places != nullptr || x_.out.rows != relay.in.rows) {
-      return Invalid("hosts and gateways of another group of ranks");
+      return InvalidRows("hosts and gateways of another group of ranks");
     }
     const int32_t here = relay.hosts[me_];
     bool forwards = false;
@@ -195,7 +160,7 @@ class ExchangeRun final {
       via_[r] = gateway(r, here);
       forwards |= via_[r] == me_;
     }
-    if (!std::ranges::is_sorted(via_)) return Invalid("gateways out of the order of sources");
+    if (!std::ranges::is_sorted(via_)) return InvalidRows("gateways out of the order of sources");
     for (uint32_t r = 0; r < ranks_; ++r) {
       (*to)[r] = forwards && relay.hosts[r] == here;
       (*from)[r] = std::ranges::count(via_, r) > 0;
@@ -211,13 +176,13 @@ class ExchangeRun final {
     for (uint32_t peer = 0; peer < ranks_; ++peer) {
       if ((!hop_to[peer] && hop_out_[peer].count > 0) ||
           (via_[peer] != me_ && hop_in_[peer].count > 0)) {
-        return Invalid("rows between ranks " + std::to_string(me_) + " and " +
-                       std::to_string(peer) + ", neither of which is the other's gateway");
+        return InvalidRows("rows between ranks " + std::to_string(me_) + " and " +
+                           std::to_string(peer) + ", neither of which is the other's gateway");
       }
       relayed_left_ += hop_in_[peer].count;
     }
     if (hop_out_[me_].count != hop_in_[me_].count)
-      return Invalid("a gateway expects other rows from itself than it sends");
+      return InvalidRows("a gateway expects other rows from itself than it sends");
     is_relayed_.assign(relay.in.entries, false);
     for (uint32_t peer = 0; peer < ranks_; ++peer) {
       if (peer == me_) continue;
@@ -355,6 +320,20 @@ class ExchangeRun final {
 
 Status ThroughputProgram::Run(executor::Pipes* pipes, uint64_t number) {
   return ExchangeRun(exchange_, waited_, pipes, number).Go();
+}
+
+Status SumProgram::Run(executor::Pipes* pipes, uint64_t number) {
+  const uint64_t bytes = exchange_.in.num_rows * exchange_.row_bytes;
+  const auto answers = std::make_unique_for_overwrite<std::byte[]>(bytes);
+  AdviseHugePages(answers.get(), bytes);
+  RowExchange exchange = exchange_;
+  exchange.in.rows = answers.get();
+  if (Status status = CheckSum(exchange, sum_); !status.ok()) return status;
+  if (Status status = ThroughputProgram(exchange, waited_).Run(pipes, number); !status.ok())
+    return status;
+  FoldRows(sum_.from, answers.get(), exchange.row_bytes / RowTypeBytes(sum_.from), sum_.table,
+           sum_.width, sum_.to, sum_.rows);
+  return Status::Ok();
 }
 
 }  // namespace uccl::moe

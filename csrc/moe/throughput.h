@@ -17,62 +17,16 @@
 // piece says the size of its message, so ranks that disagree get an error and no data. A message
 // without rows is sent as well, for that reason.
 //
-// Leaves to others: which rows (jax_uccl/_src/moe/plan.py), and adding up what came back.
+// Leaves to others: which rows (jax_uccl/_src/moe/plan.py).
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <span>
-#include <vector>
 
 #include "csrc/base/status.h"
 #include "csrc/executor/rank_stream.h"
+#include "csrc/moe/row_exchange.h"
 
 namespace uccl::moe {
-
-// What leaves: entry n is row index[n] of `rows`. Those for rank r are counts[r] from offsets[r]
-// on.
-struct SentRows {
-  const std::byte* rows = nullptr;
-  uint64_t num_rows = 0;
-  const int32_t* index = nullptr;  // [entries]; null: n itself
-  uint64_t entries = 0;
-  std::span<const int32_t> offsets, counts;  // for each rank
-};
-
-// What comes: entry n becomes rows places[n, 0], places[n, 1], ... of `rows`, those that are not
-// negative. Entries of source 0 come first, then those of 1.
-struct PlacedRows {
-  std::byte* rows = nullptr;
-  uint64_t num_rows = 0;
-  const int32_t* places = nullptr;  // [entries, width]; null: n itself
-  uint64_t entries = 0;
-  uint32_t width = 1;
-  std::span<const int32_t> counts;  // of each source
-};
-
-// The first of two levels. Equal on all ranks but for the rows.
-struct RelayRows {
-  std::span<const int32_t> hosts;     // of each rank
-  std::span<const int32_t> gateways;  // [ranks, hosts]: who takes a rank's rows for a host, there
-  uint32_t num_hosts = 0;
-  SentRows out;   // this rank's, to gateways
-  PlacedRows in;  // of those that this rank is the gateway of; `places` null
-};
-
-struct RowExchange {
-  uint64_t row_bytes = 0;
-  // Without a relay from this rank to all, else from it to its host; then `out.rows` is
-  // `relay->in.rows`.
-  SentRows out;
-  // By the rank that a row belongs to, also where a gateway brings it. In two levels the rows that
-  // one gateway brings must follow each other.
-  PlacedRows in;
-  std::optional<RelayRows> relay;
-  const int32_t* vacant = nullptr;  // [num_vacant]: rows of in.rows that are zeroed; negative: none
-  uint64_t num_vacant = 0;
-};
 
 class ThroughputProgram final : public executor::Program {
  public:
@@ -84,6 +38,20 @@ class ThroughputProgram final : public executor::Program {
 
  private:
   const RowExchange exchange_;
+  uint64_t* const waited_;
+};
+
+// An exchange into memory of its own, and the sums of what came (rows.h).
+class SumProgram final : public executor::Program {
+ public:
+  // Likewise; `exchange.in.rows` is not looked at.
+  SumProgram(const RowExchange& exchange, const RowSum& sum, uint64_t* waited)
+      : exchange_(exchange), sum_(sum), waited_(waited) {}
+  Status Run(executor::Pipes* pipes, uint64_t number) override;
+
+ private:
+  const RowExchange exchange_;
+  const RowSum sum_;
   uint64_t* const waited_;
 };
 

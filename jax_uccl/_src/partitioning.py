@@ -24,7 +24,7 @@ Dims = tuple[int | None, ...]
 COLLECTIVES = (
     "all_reduce all_to_all all_gather reduce_scatter permute broadcast barrier ragged_all_to_all"
 ).split()
-KINDS = [*COLLECTIVES, *"moe_exchange moe_relay moe_dispatch moe_combine".split()]
+KINDS = [*COLLECTIVES, *"moe_exchange moe_return moe_relay moe_dispatch moe_combine".split()]
 # Those that have a handler where XLA runs on a stream of a device.
 ON_STREAMS = [*COLLECTIVES, *"moe_exchange moe_dispatch moe_combine".split()]
 # Calls on one rank's data. An automatic axis that divides the width of rows divides these calls as well; the 8-bit
