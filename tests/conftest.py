@@ -29,7 +29,7 @@ def _moe_implementation():
         from jax_uccl._src.moe import registry
 
         registry.find(name)
-        registry.DEFAULT = name
+        registry.DEFAULTS |= dict.fromkeys(registry.DEFAULTS, name)
 
 
 @pytest.fixture

@@ -398,7 +398,9 @@ def test_shapes_need_no_runtime_and_programs_compile_ahead(mesh, inputs):
     np.testing.assert_array_equal(np.asarray(compiled(x, idx, w)), np.asarray(f(x, idx, w)))
     # The choices with their weights, rows there, rows back.
     assert compiled.as_text().count('custom_call_target="jax_uccl_all_gather"') == 1
-    moves = re.findall('target="jax_uccl_(ragged_all_to_all|moe_exchange)"', compiled.as_text())
+    moves = re.findall(
+        'target="jax_uccl_(ragged_all_to_all|moe_exchange|moe_return)"', compiled.as_text()
+    )
     assert len(moves) == 2
 
 
@@ -460,7 +462,7 @@ def test_export(partly, mesh_of, inputs):
         in_shardings=sharding,
         out_shardings=sharding,
     )
-    targets = "all_gather ragged_all_to_all moe_exchange reduce_scatter require".split()
+    targets = "all_gather ragged_all_to_all moe_exchange moe_return reduce_scatter require".split()
     targets += "count_before take_rows fold_rows".split()
     checks = [export.DisabledSafetyCheck.custom_call(f"jax_uccl_{name}") for name in targets]
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in inputs]

@@ -1,4 +1,4 @@
-"""jax_uccl.moe with implementation="native": rows by commands and proxies; values as everywhere, bit for bit."""
+"""jax_uccl.moe with implementation="native": rows in memory, and by commands and proxies; values as everywhere."""
 
 from __future__ import annotations
 
@@ -24,12 +24,20 @@ WAYS = [dict(mode="low_latency"), dict(mode="throughput"), dict(mode="throughput
 ways = pytest.mark.parametrize("way", WAYS, ids=["low_latency", "throughput", "two_levels"])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _fifos():
+@pytest.fixture(autouse=True, scope="module", params=["fifo", "direct"])
+def executor(request):
     jax_uccl.shutdown()
-    jax_uccl.init(executor="fifo")
-    yield
+    jax_uccl.init(executor=request.param)
+    yield request.param
     jax_uccl.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _low_latency_needs_fifos(executor, request):
+    params = request.node.callspec.params
+    mode = params.get("mode") or params.get("way", {}).get("mode")
+    if mode == "low_latency" and executor != "fifo":
+        pytest.skip("native low latency needs executor=fifo")
 
 
 @pytest.mark.parametrize("mode", ["low_latency", "throughput"])
@@ -257,13 +265,10 @@ def test_automatic_axes_divide_the_width(way, mesh_of):
         np.testing.assert_array_equal(np.asarray(compiled(*arrays)), np.asarray(expected))
 
 
-@ways
-def test_the_direct_executor_says_what_is_needed(way, mesh_of):
-    jax_uccl.shutdown()
-    jax_uccl.init()
-    try:
-        with pytest.raises(jax_uccl.UnsupportedError, match="executor=fifo"), jax_uccl.errors():
-            jax.block_until_ready(_layer(mesh_of((3,), ("e",)), **way, **NATIVE)(*_arrays(3)))
-    finally:
-        jax_uccl.shutdown()
-        jax_uccl.init(executor="fifo")
+def test_the_direct_executor_says_what_low_latency_needs(executor, mesh_of):
+    if executor == "fifo":
+        pytest.skip("it is there")
+    with pytest.raises(jax_uccl.UnsupportedError, match="executor=fifo"), jax_uccl.errors():
+        jax.block_until_ready(
+            _layer(mesh_of((3,), ("e",)), mode="low_latency", **NATIVE)(*_arrays(3))
+        )

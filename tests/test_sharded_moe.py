@@ -91,7 +91,7 @@ def test_values_gradients_and_programs(kind, partitioner, spec, layout, mesh_of,
     assert out.sharding.is_equivalent_to(NamedSharding(mesh, spec), 2)
     for program in (forward, backward):
         text = program.as_text()
-        assert re.search("jax_uccl_(ragged_all_to_all|moe_exchange)", text)
+        assert re.search("jax_uccl_(ragged_all_to_all|moe_exchange|moe_return)", text)
         found = NATIVE.findall(text)
         # What the devices of "d" know of the weights' gradient must be added up: the width is divided there.
         assert found == ([] if program is forward or spec != SPECS[0] else ["all-reduce"]), found

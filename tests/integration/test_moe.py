@@ -32,7 +32,7 @@ IDENTICAL = """
 
     def layer(x, idx, w, layout, mode, capacity, quantize):
         d = moe.dispatch(x, idx, w, num_experts=experts, axis_name="e", layout=layout, mode=mode,
-                         capacity=capacity, quantize=quantize, implementation="IMPLEMENTATION",
+                         capacity=capacity, quantize=quantize, implementation=IMPLEMENTATION,
                          hosts=HOSTS if capacity else None)
         gate = d.weights if d.weights.ndim == 1 else d.weights.sum(-1)
         y = (jnp.sin(d.tokens.astype(np.float32)) * gate[:, None]).astype(x.dtype)
@@ -63,11 +63,16 @@ IDENTICAL = """
 """
 
 
-def _digests(processes: int, per_process: int, implementation: str = "ragged") -> dict[str, str]:
-    # By commands in two levels, once, which must not change anything.
-    hosts = "2" if implementation == "native" else "None"
-    script = IDENTICAL.replace("IMPLEMENTATION", implementation).replace("HOSTS", hosts)
-    env = dict(JAX_UCCL_EXECUTOR="fifo" if implementation == "native" else "direct")
+def _digests(
+    processes: int,
+    per_process: int,
+    implementation: str | None = "ragged",
+    executor: str = "direct",
+) -> dict[str, str]:
+    # In two levels, once, natively, which must not change anything.
+    hosts = "None" if implementation == "ragged" else "2"
+    script = IDENTICAL.replace("IMPLEMENTATION", repr(implementation)).replace("HOSTS", hosts)
+    env = dict(JAX_UCCL_EXECUTOR=executor)
     results = mp.run_processes(script, processes, per_process, env=env, timeout=260, check=True)
     merged: dict[str, str] = {}
     for result in results:
@@ -88,7 +93,14 @@ def test_bit_identical_in_every_process_model() -> None:
 def test_commands_and_proxies_give_the_same_bits() -> None:
     want = _digests(1, 4)
     for layout in [(1, 4), (2, 2), (4, 1)]:
-        assert _digests(*layout, "native") == want, layout
+        assert _digests(*layout, "native", "fifo") == want, layout
+
+
+@pytest.mark.slow
+def test_rows_in_memory_give_the_same_bits() -> None:
+    want = _digests(1, 4)
+    for layout in [(1, 4), (2, 2), (4, 1)]:
+        assert _digests(*layout, None) == want, layout
 
 
 # Two processes of two ranks; the second one leaves between two dispatches that exchange rows alone.

@@ -21,10 +21,11 @@ def register(
     lower: Callable[..., Any],
     batch: Callable[..., Any],
     cuda: bool = True,
+    lower_on_cuda: Callable[..., Any] | None = None,
 ) -> None:
     """Installs the rules of a primitive that communicates; derivatives are the caller's.
 
-    `cuda`: whether its custom call has a handler for streams.
+    `cuda`: whether its custom call has a handler for streams. `lower_on_cuda`: where it is lowered otherwise there.
     """
 
     def impl(*args: Any, **params: Any) -> Any:
@@ -39,7 +40,7 @@ def register(
     # Not cacheable: a cached rule would emit one call site, with one ordinal, for several equations.
     compat.mlir.register_lowering(primitive, lower, platform="cpu", cacheable=False)
     if cuda:
-        rule = cuda_module.only_there(lower, api)
+        rule = cuda_module.only_there(lower_on_cuda or lower, api)
         compat.mlir.register_lowering(primitive, rule, platform="cuda", cacheable=False)
     compat.define_batching(primitive, partial(batch, primitive))
 

@@ -236,7 +236,7 @@ def describe(
         shared_hidden_features=shared_hidden,
         capacity=options.capacity,
         mode=options.mode,
-        implementation=options.implementation or registry.DEFAULT,
+        implementation=options.implementation or registry.DEFAULTS[options.mode],
         experts_implementation=resolve(options.experts_implementation),
         num_params=common + router.num_experts * expert,
         num_params_per_rank=common + local * expert,

@@ -87,15 +87,17 @@ def dispatch(
         by token index plus rank.
       rank_mask: bool [ranks], an array: ranks that are False neither send nor get rows. They still take part.
       stats: return `Stats`.
-      wait_times: return how long each source was waited for, as `wait_ns`. Needs implementation="native":
-        collectives do not see when each source's rows arrive.
+      wait_times: return how long each source was waited for, as `wait_ns`. Needs implementation="native", the
+        default in throughput mode: collectives do not see when each source's rows arrive.
       reduction: how gradients of `x` are added, see `combine`.
       hosts: which ranks share a host, for a dispatch in two levels: a token travels once to each host, and is
         forwarded there to its ranks. A number divides the ranks into so many equal blocks, a list names the host
         of each rank, 1 means one level. Default: as the setting `processes_per_host` has it, in throughput mode
         with top_k > 1. Results are the same to the bit.
-      implementation: "ragged" (default; CPU), "reference" (plain jax.lax, any backend), "native": rows travel by
-        commands and proxies, which needs executor="fifo" on all processes.
+      implementation: "native" (default in throughput mode): each way is one operation that takes rows from where
+        they are to where they belong. In low-latency mode it needs executor="fifo" on all processes. "ragged"
+        (default in low-latency mode): this library's collectives between buffers. "reference": plain jax.lax, any
+        backend. Values are the same.
 
     Returns:
       `Dispatched`. Gradients reach `x` and `topk_weights`.
@@ -307,10 +309,10 @@ def _make_spec(shape: tuple[int, int], given: dict[str, Any], hosts: Any) -> Spe
     """The options with their defaults, checked."""
     names = given["axis_name"]
     alignment = given["expert_alignment"]
-    mode, implementation = (
-        given["mode"] or "throughput",
-        given["implementation"] or registry.DEFAULT,
-    )
+    mode = given["mode"] or "throughput"
+    # Of a mode that is none make_spec tells.
+    default = registry.DEFAULTS.get(mode, "ragged")
+    implementation = given["implementation"] or default
     two_levels = mode == "throughput" and registry.find(implementation).two_levels
     if hosts is not None:
         chosen = hosts_of.given(hosts, axes.axis_size(names))

@@ -1,17 +1,21 @@
-"""Rows through commands and proxies: dispatch and combine as one custom call each, on the rank's stream.
+"""Rows from where they are to where they belong: dispatch and combine as one custom call each.
 
-Throughput (csrc/moe/throughput.h); the numbers of rows are known on both ends:
+Throughput; the numbers of rows are known on both ends. In memory (csrc/moe/row_ends.h), or with executor=fifo by
+commands and proxies, on the rank's stream (csrc/moe/throughput.h):
 
     native_exchange_p: x [N, ...], index [M], send_offsets, send_counts, recv_counts [n], places [R, W], vacant [any]
                        -> [rows, ...], waited
         rows x[index[m]] go to rank r for `send_counts[r]` m from `send_offsets[r]` on; what comes, by source rank,
         becomes rows places[i, w] for each w. Empty `index` and `places` mean all rows as they lie. Rows in `vacant`
         are zeros
-    native_relay_p: the same, what is sent being that of the second of two levels, then hosts [n], gateways [n, H] and
-                    of the first level index, send_offsets, send_counts, recv_counts -> [rows, ...], waited, relayed
+    native_return_p: x, index, send_offsets, send_counts, recv_counts as above, table [T, K] -> [T, ...], waited
+        row t is the sum of what comes in the entries table[t], in the order of the table
+    native_relay_p: as native_exchange_p, what is sent being that of the second of two levels, then hosts [n],
+                    gateways [n, H] and of the first level index, send_offsets, send_counts, recv_counts
+                    -> [rows, ...], waited, relayed; with executor=fifo alone
 
-Low latency (csrc/moe/exchange_program.h); nothing tells a rank beforehand how much comes, and copies leave as soon as
-this rank's own choices are known:
+Low latency (csrc/moe/exchange_program.h), with executor=fifo alone; nothing tells a rank beforehand how much comes,
+and copies leave as soon as this rank's own choices are known:
 
     native_dispatch_p: x [T, ...], peers, places [T, K] -> copies [rows, ...], waited
         the token of each entry goes to rank peers[t, j] as its copy number places[t, j] from this rank; copies lie by
@@ -20,8 +24,7 @@ this rank's own choices are known:
         y[rows[m]] goes to slot slots[m] of rank peers[m]; row t is the ordered sum of the slots in table[t]
 
 An entry below 0 means nothing. `waited` [n] holds uint32 nanoseconds: from the start of the wait until the last row of
-each source. None has a derivative of its own; `ragged.py` has those of the whole. The process must run with
-executor=fifo.
+each source. None has a derivative of its own; `ragged.py` has those of the whole.
 """
 
 from __future__ import annotations
@@ -31,8 +34,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from jax_uccl._src import axes, lowering, partitioning
+from jax_uccl._src import axes, comm, lowering, partitioning
 from jax_uccl._src import jax_compat as compat
 from jax_uccl._src.collectives import define
 from jax_uccl._src.collectives.vary import vary_alike
@@ -55,8 +59,11 @@ def serves(spec: Spec, x: Any, *dtypes: Any) -> bool:
     return spec.implementation == "native" and 0 not in sizes and added
 
 
-def dispatch(x: Any, handle: Handle, copies: bool) -> tuple[Any, Any]:
-    """[T, ...] to the result's rows, or `copies`, zeros where nothing comes; and how long each source was waited for"""
+def dispatch(x: Any, handle: Handle, copies: bool, on_cuda: bool = False) -> tuple[Any, Any]:
+    """[T, ...] to the result's rows, or `copies`, zeros where nothing comes; and how long each source was waited for
+
+    `on_cuda`: by the calls that have handlers for streams (partitioning.ON_STREAMS).
+    """
     spec = handle.spec
     spread = spec.expert_major and not copies
     if spec.mode == "low_latency":
@@ -72,6 +79,8 @@ def dispatch(x: Any, handle: Handle, copies: bool) -> tuple[Any, Any]:
     if not spec.two_level:
         given = [handle.send_tokens, handle.send_offsets, handle.send_counts, *landing]
         return _exchange(native_exchange_p, x, given, handle, rows)
+    if on_cuda or comm.setting("executor") != "fifo":
+        return _in_two_exchanges(x, handle, places, vacant, rows)
     relay = handle.relay
     given = [relay.onward_sources, relay.onward_offsets, relay.onward_counts, *landing]
     given += [jnp.asarray(spec.hosts, np.int32), jnp.asarray(hosts_of.gateways(spec.hosts))]
@@ -79,18 +88,40 @@ def dispatch(x: Any, handle: Handle, copies: bool) -> tuple[Any, Any]:
     return _exchange(native_relay_p, x, given, handle, rows)
 
 
-def combine(y: Any, handle: Handle, per_choice: bool, dtype: Any) -> Any:
-    """Expert-major rows (`per_choice`) or copies to [T, ...] of `dtype`."""
+def _in_two_exchanges(x: Any, handle: Handle, places: Any, vacant: Any, rows: int) -> Any:
+    """As native_relay_p, one level after the other; a source is waited for in both."""
+    spec, relay = handle.spec, handle.relay
+    hop = [relay.hop_tokens, relay.hop_offsets, relay.hop_counts, relay.relay_counts]
+    given = [*hop, _all_rows(2), _all_rows(1)]
+    relayed, first = _exchange(native_exchange_p, x, given, handle, spec.relay_rows)
+    onward = [relay.onward_sources, relay.onward_offsets, relay.onward_counts, relay.land_counts]
+    given = [*onward, places, vacant]
+    out, second = _exchange(native_exchange_p, relayed, given, handle, rows)
+    me = lax.axis_index(spec.axis_name)
+    here = jnp.asarray(spec.hosts, np.int32)[me]
+    gateway = jnp.asarray(hosts_of.gateways(spec.hosts))[:, here]
+    return out, first.max() + second[gateway]
+
+
+def combine(
+    y: Any, handle: Handle, per_choice: bool, dtype: Any, on_cuda: bool = False
+) -> Any:
+    """Expert-major rows (`per_choice`) or copies to [T, ...] of `dtype`; `on_cuda` as in `dispatch`."""
     spec = handle.spec
     if spec.mode == "low_latency":
         return _combine_at_once(y, handle, per_choice, dtype)
     if per_choice:
         counts = handle.return_counts
         given = [handle.return_sources, exclusive(counts), counts, handle.answer_counts]
-        rows = spec.tokens * spec.top_k
+        rows, table = spec.tokens * spec.top_k, handle.answer_rows
     else:
         given = [_all_rows(1), handle.recv_offsets, handle.recv_counts, handle.send_counts]
-        rows = spec.send_rows
+        rows, table = spec.send_rows, handle.send_rows
+    summed = {np.dtype(np.float32), np.dtype(jnp.bfloat16)}
+    if not on_cuda and {np.dtype(y.dtype), np.dtype(dtype)} <= summed:
+        params = dict(axis_name=spec.axis_name, ordered=is_strict(), dtype=np.dtype(dtype))
+        arrays = vary_alike([y, *given, table], spec.axis_name)
+        return native_return_p.bind(*arrays, **params)[0]
     # What nobody answers is not read either.
     given += [_all_rows(2), _all_rows(1)]
     answers, _ = _exchange(native_exchange_p, y, given, handle, rows)
@@ -154,6 +185,7 @@ def _combine_at_once(y: Any, handle: Handle, per_choice: bool, dtype: Any) -> An
 
 
 native_exchange_p = compat.Primitive("uccl_moe_native_exchange")
+native_return_p = compat.Primitive("uccl_moe_native_return")
 native_relay_p = compat.Primitive("uccl_moe_native_relay")
 native_dispatch_p = compat.Primitive("uccl_moe_native_dispatch")
 native_combine_p = compat.Primitive("uccl_moe_native_combine")
@@ -222,6 +254,7 @@ def _batch(primitive: Any, axis_data: Any, values: Any, dims: Any, **params: Any
 
 for _primitive, _kind, _abstract in (
     (native_exchange_p, "exchange", _abstract_rows),
+    (native_return_p, "return", _abstract_combine),
     (native_relay_p, "relay", _abstract_rows),
     (native_dispatch_p, "dispatch", _abstract_rows),
     (native_combine_p, "combine", _abstract_combine),

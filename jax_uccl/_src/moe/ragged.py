@@ -1,4 +1,5 @@
-"""Dispatch and combine of rows as two primitives, each the other's transpose, over this library's collectives.
+"""Dispatch and combine of rows as two primitives, each the other's transpose, natively (native.py) or over
+this library's collectives.
 
 They are whole primitives, although each is made of steps that have transposes, because the transpose of the
 steps is not the best transpose: that of a combine of single choices is a dispatch, which sends one copy to
@@ -61,11 +62,17 @@ def _bind(primitive: Any, x: Any, handle: Handle, copies: bool, reduction: str, 
 
 
 def _dispatch(
-    x: Any, *leaves: Any, tree: Any, copies: bool, by_commands: bool = True, **params: Any
+    x: Any,
+    *leaves: Any,
+    tree: Any,
+    copies: bool,
+    at_once: bool = True,
+    on_cuda: bool = False,
+    **params: Any,
 ) -> Any:
     handle = jax.tree.unflatten(tree, leaves)
-    if by_commands and native.serves(handle.spec, x):
-        return native.dispatch(x, handle, copies)[0]
+    if at_once and native.serves(handle.spec, x):
+        return native.dispatch(x, handle, copies, on_cuda)[0]
     # Copies that are spread over the groups are read by index alone.
     rows = exchange.dispatch_start(x, handle, fill=copies or not handle.spec.expert_major)
     return exchange.dispatch_done(rows, handle, copies)
@@ -78,15 +85,16 @@ def _combine(
     copies: bool,
     reduction: str,
     dtype: Any,
-    by_commands: bool = True,
+    at_once: bool = True,
+    on_cuda: bool = False,
     **params: Any,
 ) -> Any:
     handle = jax.tree.unflatten(tree, leaves)
     per_choice = handle.spec.expert_major and not copies
     if per_choice and reduction == "per_rank":
         y, per_choice = exchange.gather_choices(y, handle), False
-    if by_commands and native.serves(handle.spec, y, y.dtype, dtype):
-        return native.combine(y, handle, per_choice, dtype)
+    if at_once and native.serves(handle.spec, y, y.dtype, dtype):
+        return native.combine(y, handle, per_choice, dtype, on_cuda)
     rows = exchange.combine_start(y, handle, per_choice, fill=False)
     return exchange.combine_done(rows, handle, per_choice, dtype)
 
@@ -114,7 +122,7 @@ def _batch(primitive: Any, axis_data: Any, values: Any, dims: Any, **params: Any
     n = axis_data.size
     if axis_data.name in params["spec"].axis_name:
         mapped: Callable[..., Any] = jax.vmap(
-            partial(_FUNCTIONS[primitive], by_commands=False, **params),
+            partial(_FUNCTIONS[primitive], at_once=False, **params),
             in_axes=tuple(dims),
             axis_name=axis_data.name,
             axis_size=n,
@@ -153,6 +161,9 @@ for _primitive, _other in ((dispatch_p, combine_p), (combine_p, dispatch_p)):
         "moe",
         abstract_eval=partial(_abstract_eval, _primitive),
         lower=compat.mlir.lower_fun(_FUNCTIONS[_primitive], multiple_results=False),
+        lower_on_cuda=compat.mlir.lower_fun(
+            partial(_FUNCTIONS[_primitive], on_cuda=True), multiple_results=False
+        ),
         batch=_batch,
     )
     compat.ad.primitive_jvps[_primitive] = partial(_jvp, _primitive)

@@ -16,7 +16,8 @@ from jax_uccl._src.errors import UcclValueError, UnsupportedError
 from jax_uccl._src.moe import _reference, exchange, ragged
 from jax_uccl._src.moe.handle import Handle
 
-DEFAULT = "ragged"
+# By mode. In low-latency mode the native one needs commands and proxies.
+DEFAULTS = {"throughput": "native", "low_latency": "ragged"}
 
 
 class Implementation(NamedTuple):
@@ -65,8 +66,8 @@ _RAGGED = Implementation(
     two_levels=True,
 )
 
-# `ragged.dispatch` and `combine` look for it where they run. It brings and adds up rows in one go, so the first halves
-# are the whole, and the second ones what is local.
+# `ragged.dispatch` and `combine` look for it where they run, and for CUDA go by the collectives. It brings and adds
+# up rows in one go, so the first halves are the whole, and the second ones what is local.
 _NATIVE = _RAGGED._replace(
     dispatch_start=lambda x, handle: ragged.dispatch(x, handle, copies=True),
     dispatch_done=_REFERENCE.dispatch_done,
