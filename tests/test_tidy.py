@@ -33,7 +33,7 @@ ARROWS: dict[str, set[str]] = {
     "csrc/proxy": {"csrc/base", "csrc/core", "csrc/engine", "csrc/fifo"},
     "xla_ffi": {
         "csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine", "csrc/collectives",
-        "csrc/moe", "csrc/sim", "csrc/cuda",
+        "csrc/moe", "csrc/sim", "csrc/cuda", "csrc/executor",
     },
     "tests/fuzz": {
         "csrc/base", "csrc/wire", "csrc/core", "csrc/nic", "csrc/engine", "csrc/collectives",

@@ -48,7 +48,7 @@ TEST(CudaRows, MovesWhatTakeRowsTakes) {
       for (auto& b : given) b = static_cast<std::byte>(rng());
       const auto index = RandomIndex(rng() % 20, rows, &rng);
       std::vector<std::byte> want(index.size() * row_bytes);
-      TakeRows(given.data(), row_bytes, index, /*fill=*/true, want.data());
+      TakeRows(given.data(), row_bytes, index, /*fill=*/true, /*stream=*/false, want.data());
 
       const auto from = Reachable(launcher, given), at = Reachable(launcher, index);
       const auto to = launcher->Allocate(want.size() + 1);

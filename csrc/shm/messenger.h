@@ -97,8 +97,8 @@ class Messenger final {
     ~PollScope();
     PollScope(const PollScope&) = delete;
     PollScope& operator=(const PollScope&) = delete;
-    // Nothing to do: offers the core to others. If a peer's thread took it that polls as well, while
-    // another core has fewer of them, this thread moves there.
+    // Nothing to do: offers the core to others. If a peer's thread took it that polls as well,
+    // while another core has fewer of them, this thread moves there.
     void Yield();
 
    private:
@@ -150,7 +150,7 @@ class Messenger final {
 
   std::atomic<int> pollers_{0};
   std::atomic<bool> asleep_{false};
-  std::atomic<int> copiers_{0};  // threads that copy large messages
+  std::atomic<int> copiers_{0};             // threads that copy large messages
   std::atomic<Nanos> next_move_{Nanos(0)};  // of a thread that polls, to another core
   std::atomic<bool> stopping_{false};
   std::atomic<int> serving_{0};  // threads inside Serve, for Shutdown to wait for

@@ -103,9 +103,7 @@ def _in_two_exchanges(x: Any, handle: Handle, places: Any, vacant: Any, rows: in
     return out, first.max() + second[gateway]
 
 
-def combine(
-    y: Any, handle: Handle, per_choice: bool, dtype: Any, on_cuda: bool = False
-) -> Any:
+def combine(y: Any, handle: Handle, per_choice: bool, dtype: Any, on_cuda: bool = False) -> Any:
     """Expert-major rows (`per_choice`) or copies to [T, ...] of `dtype`; `on_cuda` as in `dispatch`."""
     spec = handle.spec
     if spec.mode == "low_latency":
