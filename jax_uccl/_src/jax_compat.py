@@ -88,6 +88,12 @@ def with_varying_axes(aval: Any, varying: frozenset[Any]) -> Any:
     return aval.update(sharding=sharding, manual_axis_type=aval.mat.update(varying=varying))
 
 
+def vector_like(aval: Any, size: int, dtype: Any) -> Any:
+    """A vector that varies as `aval` does, and that no explicit axis divides."""
+    sharding = aval.sharding.update(spec=jax.sharding.PartitionSpec(None))
+    return aval.update(shape=(size,), dtype=np.dtype(dtype), weak_type=False, sharding=sharding)
+
+
 def pending_op(aval: Any, names: Sequence[Any]) -> str | None:
     """ "sum", "max" or "min" for a value that still waits for that reduction over one of `names`."""
     if not aval.mat.unreduced & set(names):

@@ -212,7 +212,7 @@ def _with_rows(aval: Any, rows: int) -> Any:
 
 
 def _waited(aval: Any, names: Any) -> Any:
-    return aval.update(shape=(axes.axis_size(names),), dtype=np.dtype(np.uint32), weak_type=False)
+    return compat.vector_like(aval, axes.axis_size(names), np.uint32)
 
 
 def _lower(
