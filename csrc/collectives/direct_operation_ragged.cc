@@ -6,15 +6,6 @@
 #include "csrc/collectives/share_work.h"
 
 namespace uccl::coll {
-namespace {
-
-// As of reductions: below, a thread of its own costs more than it brings; and parts are a few for
-// each thread, so that one that has to wait holds up little.
-constexpr uint64_t kThreadBytes = 256 << 10;
-constexpr uint64_t kPartsPerThread = 4;
-
-}  // namespace
-
 // The rank's part of every item that names its buffers. Under the mutex.
 Status DirectOperation::PlaceRagged(uint32_t local) {
   const std::vector<Call::RaggedPart>& parts = locals_[local].call.ragged;
@@ -71,8 +62,7 @@ uint64_t DirectOperation::FinishBytes() const {
 void DirectOperation::FinishEnds(bool share) {
   const uint64_t bytes = FinishBytes();
   if (bytes == 0) return;
-  const uint64_t threads =
-      share ? std::clamp<uint64_t>(bytes / kThreadBytes, 1, host_->reduce_threads()) : 1;
+  const uint64_t threads = share ? ThreadsFor(bytes, host_->reduce_threads()) : 1;
   struct Part {
     RaggedEnds* ends;
     uint64_t begin, end;

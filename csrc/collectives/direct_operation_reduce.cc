@@ -12,10 +12,6 @@
 namespace uccl::coll {
 namespace {
 
-// Above twice this they are shared among threads, in parts of which each thread takes a few: one
-// that the system lets wait, on a machine that has other work, then holds up little.
-constexpr uint64_t kReduceThreadBytes = 256 << 10;
-constexpr uint64_t kPartsPerThread = 4;
 constexpr uint64_t kPageBytes = 4096;
 // Of all messages that are read where they were sent from, at a time: half of a second-level cache
 // of today.
@@ -95,8 +91,7 @@ void DirectOperation::RunIndependent(std::span<const Reduction> reductions, bool
   };
   uint64_t bytes = 0;
   for (const Reduction& r : reductions) bytes += touched(r);
-  const uint64_t threads =
-      share ? std::clamp<uint64_t>(bytes / kReduceThreadBytes, 1, host_->reduce_threads()) : 1;
+  const uint64_t threads = share ? ThreadsFor(bytes, host_->reduce_threads()) : 1;
 
   struct Part {
     const Reduction* reduction;
