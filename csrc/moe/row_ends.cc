@@ -151,18 +151,10 @@ void RowEnds::Finish(uint64_t begin, uint64_t end) {
     return;
   }
   const size_t elements = x_.row_bytes / RowTypeBytes(sum_->from);
-  const size_t to_bytes = elements * RowTypeBytes(sum_->to);
-  std::vector<const std::byte*> rows;
-  rows.reserve(sum_->width);
-  for (uint64_t t = begin; t < end; ++t) {
-    rows.clear();
-    for (const int32_t entry : sum_->table.subspan(t * sum_->width, sum_->width)) {
-      // A row of zeros changes no sum that begins at +0.
-      if (entry >= 0 && answers_[static_cast<size_t>(entry)] != nullptr)
-        rows.push_back(answers_[static_cast<size_t>(entry)]);
-    }
-    SumRows(sum_->from, rows, elements, sum_->to, sum_->rows + t * to_bytes);
-  }
+  const size_t width = sum_->width;
+  FoldRows(sum_->from, answers_, elements,
+           sum_->table.subspan(begin * width, (end - begin) * width), width, sum_->to,
+           sum_->rows + begin * elements * RowTypeBytes(sum_->to));
 }
 
 }  // namespace uccl::moe

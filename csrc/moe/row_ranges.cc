@@ -4,6 +4,8 @@
 #include <numeric>
 #include <span>
 
+#include "csrc/moe/refuse.h"
+
 namespace uccl::moe {
 namespace {
 
@@ -39,11 +41,7 @@ Status CheckIndex(std::span<const int32_t> index, uint64_t rows, const char* wha
 
 }  // namespace
 
-Status InvalidRows(const std::string& why) {
-  Status status = Status::Error(StatusCode::kInvalidArgument, why);
-  status.op = "moe.exchange";
-  return status;
-}
+Status InvalidRows(const std::string& why) { return Refuse(StatusCode::kInvalidArgument, why); }
 
 Result<std::vector<Range>> RangesOf(const SentRows& rows, uint32_t ranks) {
   return RangesOf(&rows.offsets, rows.counts, rows.entries, ranks, "send");

@@ -10,18 +10,9 @@
 #include <vector>
 
 #include "csrc/cuda/rows.h"
+#include "csrc/moe/refuse.h"
 
 namespace uccl::moe {
-namespace {
-
-Status Refuse(StatusCode code, const std::string& why) {
-  Status status = Status::Error(code, why);
-  status.op = "moe.exchange";
-  return status;
-}
-
-}  // namespace
-
 RowStream::RowStream(const RowExchange& exchange)
     : row_bytes_(exchange.row_bytes),
       packed_rows_(exchange.out.index != nullptr ? exchange.out.entries : 0),

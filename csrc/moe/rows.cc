@@ -20,6 +20,24 @@ SumKernel KernelOf(VectorLevel level, RowType from, RowType to) {
   return BaselineSum(from, to);
 }
 
+// `row_at(n)`: where row n is; null if it is one of zeros.
+template <class RowAt>
+void Fold(RowType from_type, const RowAt& row_at, size_t row_elements,
+          std::span<const int32_t> table, size_t width, RowType to_type, std::byte* to) {
+  if (width == 0) return;
+  const size_t to_bytes = row_elements * RowTypeBytes(to_type);
+  std::vector<const std::byte*> rows;
+  rows.reserve(width);
+  for (size_t t = 0; t < table.size() / width; ++t) {
+    rows.clear();
+    for (const int32_t n : table.subspan(t * width, width)) {
+      const std::byte* const row = n < 0 ? nullptr : row_at(n);
+      if (row != nullptr) rows.push_back(row);
+    }
+    SumRows(from_type, rows, row_elements, to_type, to + t * to_bytes);
+  }
+}
+
 }  // namespace
 
 std::optional<size_t> FindOutside(std::span<const int32_t> index, size_t rows) {
@@ -73,18 +91,15 @@ void SumRows(RowType from_type, std::span<const std::byte* const> rows, size_t r
 
 void FoldRows(RowType from_type, const std::byte* from, size_t row_elements,
               std::span<const int32_t> table, size_t width, RowType to_type, std::byte* to) {
-  if (width == 0) return;
-  const size_t from_bytes = row_elements * RowTypeBytes(from_type);
-  const size_t to_bytes = row_elements * RowTypeBytes(to_type);
-  std::vector<const std::byte*> rows;
-  rows.reserve(width);
-  for (size_t t = 0; t < table.size() / width; ++t) {
-    rows.clear();
-    for (const int32_t row : table.subspan(t * width, width)) {
-      if (row >= 0) rows.push_back(from + static_cast<size_t>(row) * from_bytes);
-    }
-    SumRows(from_type, rows, row_elements, to_type, to + t * to_bytes);
-  }
+  const size_t bytes = row_elements * RowTypeBytes(from_type);
+  const auto row_at = [&](int32_t n) { return from + static_cast<size_t>(n) * bytes; };
+  Fold(from_type, row_at, row_elements, table, width, to_type, to);
+}
+
+void FoldRows(RowType from_type, std::span<const std::byte* const> from, size_t row_elements,
+              std::span<const int32_t> table, size_t width, RowType to_type, std::byte* to) {
+  const auto row_at = [&](int32_t n) { return from[static_cast<size_t>(n)]; };
+  Fold(from_type, row_at, row_elements, table, width, to_type, to);
 }
 
 }  // namespace uccl::moe

@@ -42,6 +42,10 @@ void SumRows(RowType from_type, std::span<const std::byte* const> rows, size_t r
 // nothing. No entry may be outside of `from`; the buffers must not overlap.
 void FoldRows(RowType from_type, const std::byte* from, size_t row_elements,
               std::span<const int32_t> table, size_t width, RowType to_type, std::byte* to);
+// The same of rows that lie anywhere. A null one is a row of zeros, which changes no sum that
+// begins at +0.
+void FoldRows(RowType from_type, std::span<const std::byte* const> from, size_t row_elements,
+              std::span<const int32_t> table, size_t width, RowType to_type, std::byte* to);
 
 // SumRows with the instructions of one of VectorLevels(), for tests.
 void SumRowsAt(VectorLevel level, RowType from_type, std::span<const std::byte* const> rows,

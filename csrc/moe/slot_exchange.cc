@@ -7,18 +7,9 @@
 #include "csrc/base/hash.h"
 #include "csrc/cuda/rows.h"
 #include "csrc/fifo/command.h"
+#include "csrc/moe/refuse.h"
 
 namespace uccl::moe {
-namespace {
-
-Status Refuse(StatusCode code, const std::string& why) {
-  Status status = Status::Error(code, why);
-  status.op = "moe.exchange";
-  return status;
-}
-
-}  // namespace
-
 Status SlotLayout::Check() const {
   if (ranks == 0 || ranks - 1 > fifo::kMaxPeer) {
     return Refuse(StatusCode::kInvalidArgument,
