@@ -16,6 +16,7 @@
 #include "csrc/moe/fp8.h"
 #include "csrc/moe/rows.h"
 #include "xla/ffi/api/ffi.h"
+#include "xla_ffi/moe_arguments.h"
 #include "xla_ffi/status.h"
 
 namespace uccl::xla_ffi {
@@ -31,15 +32,6 @@ ffi::Error Invalid(std::string_view op, std::string detail) {
 
 std::span<const int32_t> Integers(const ffi::AnyBuffer& buffer) {
   return {static_cast<const int32_t*>(buffer.untyped_data()), buffer.element_count()};
-}
-
-size_t Rows(const ffi::AnyBuffer& buffer) {
-  const auto dims = buffer.dimensions();
-  return dims.size() == 0 ? 0 : static_cast<size_t>(dims[0]);
-}
-
-size_t RowBytes(const ffi::AnyBuffer& buffer) {
-  return Rows(buffer) == 0 ? 0 : buffer.size_bytes() / Rows(buffer);
 }
 
 void ReplaceAll(std::string* text, std::string_view what, const std::string& by) {
@@ -104,12 +96,6 @@ ffi::Error CountBefore(ffi::AnyBuffer keys, ffi::Result<ffi::AnyBuffer> before, 
   moe::CountBefore(Integers(keys), seen,
                    {static_cast<int32_t*>(before->untyped_data()), before->element_count()});
   return ffi::Error::Success();
-}
-
-std::optional<moe::RowType> ToRowType(ffi::DataType type) {
-  if (type == ffi::DataType::F32) return moe::RowType::kF32;
-  if (type == ffi::DataType::BF16) return moe::RowType::kBF16;
-  return std::nullopt;
 }
 
 ffi::Error FoldRows(ffi::AnyBuffer x, ffi::AnyBuffer table, ffi::Result<ffi::AnyBuffer> y) {

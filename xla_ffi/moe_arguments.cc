@@ -77,6 +77,14 @@ Status ReadCombine(const ffi::AnyBuffer& y, ffi::RemainingArgs rest, const ffi::
   return Status::Ok();
 }
 
+void SetSent(const ffi::AnyBuffer& x, std::span<const int32_t> index,
+             std::span<const int32_t> offsets, std::span<const int32_t> counts,
+             moe::RowExchange* e) {
+  e->row_bytes = RowBytes(x);
+  e->out = {Data(x), Rows(x), nullptr, Rows(x), offsets, counts};
+  if (!index.empty()) e->out.index = index.data(), e->out.entries = index.size();
+}
+
 Status ReadExchange(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi::AnyBuffer& y,
                     ffi::RemainingRets, moe::RowExchange* e) {
   if (x.element_type() != y.element_type() || RowBytes(x) != RowBytes(y) || Rows(x) == 0)
@@ -84,9 +92,7 @@ Status ReadExchange(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi:
   std::span<const int32_t> arrays[kExchangeArrays];
   if (Status s = ReadArrays(rest, 0, arrays); !s.ok()) return s;
   const auto& [index, offsets, send_counts, receive_counts, places, vacant] = arrays;
-  e->row_bytes = RowBytes(x);
-  e->out = {Data(x), Rows(x), nullptr, Rows(x), offsets, send_counts};
-  if (!index.empty()) e->out.index = index.data(), e->out.entries = index.size();
+  SetSent(x, index, offsets, send_counts, e);
   e->in = {Data(y), Rows(y), nullptr, Rows(y), 1, receive_counts};
   if (!places.empty()) {
     const auto dims = rest.get<ffi::AnyBuffer>(4)->dimensions();

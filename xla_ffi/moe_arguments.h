@@ -4,11 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "csrc/base/status.h"
 #include "csrc/moe/low_latency.h"
+#include "csrc/moe/rows.h"
 #include "csrc/moe/throughput.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -30,6 +32,13 @@ inline std::byte* Data(const ffi::AnyBuffer& buffer) {
   return static_cast<std::byte*>(buffer.untyped_data());
 }
 
+// Of rows that are added up; nothing where there is no loop for that.
+inline std::optional<moe::RowType> ToRowType(ffi::DataType type) {
+  if (type == ffi::DataType::F32) return moe::RowType::kF32;
+  if (type == ffi::DataType::BF16) return moe::RowType::kBF16;
+  return std::nullopt;
+}
+
 // x [tokens, ...], peers and places [tokens, width] -> [rows, ...].
 Status ReadDispatch(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi::AnyBuffer& y,
                     ffi::RemainingRets, moe::Dispatch* d);
@@ -49,6 +58,11 @@ Status ReadArrays(ffi::RemainingArgs rest, size_t first,
   }
   return Status::Ok();
 }
+// What leaves; without entries `index` means all rows as they lie.
+void SetSent(const ffi::AnyBuffer& x, std::span<const int32_t> index,
+             std::span<const int32_t> offsets, std::span<const int32_t> counts,
+             moe::RowExchange* e);
+
 inline constexpr size_t kExchangeArrays = 6;
 
 // x [rows, ...], index [entries], offsets and counts of what is sent, counts of what comes [ranks],

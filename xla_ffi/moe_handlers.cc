@@ -26,18 +26,13 @@
 namespace uccl::xla_ffi {
 namespace {
 
-bool ToRowType(ffi::DataType type, moe::RowType* row) {
-  if (type == ffi::DataType::F32) *row = moe::RowType::kF32;
-  if (type == ffi::DataType::BF16) *row = moe::RowType::kBF16;
-  return type == ffi::DataType::F32 || type == ffi::DataType::BF16;
-}
-
 // x [rows, ...], index [entries], offsets and counts of what is sent, counts of what comes [ranks],
 // table [tokens, width] -> the sums of what comes, [tokens, ...].
 Status ReadReturn(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi::AnyBuffer& y,
                   moe::RowExchange* e, moe::RowSum* sum) {
-  if (!ToRowType(x.element_type(), &sum->from) || !ToRowType(y.element_type(), &sum->to))
-    return Invalid("operand and result must be float32 or bfloat16");
+  const auto from = ToRowType(x.element_type()), to = ToRowType(y.element_type());
+  if (!from || !to) return Invalid("operand and result must be float32 or bfloat16");
+  sum->from = *from, sum->to = *to;
   if (Rows(x) == 0 || Rows(y) == 0 || x.element_count() / Rows(x) * Rows(y) != y.element_count()) {
     return Invalid("operand and result must have rows of one size");
   }
@@ -46,9 +41,7 @@ Status ReadReturn(const ffi::AnyBuffer& x, ffi::RemainingArgs rest, const ffi::A
   const auto& [index, offsets, send_counts, receive_counts, table] = arrays;
   if (table.empty() || table.size() % Rows(y) != 0)
     return Invalid("the table must have a row for each of the result");
-  e->row_bytes = RowBytes(x);
-  e->out = {Data(x), Rows(x), nullptr, Rows(x), offsets, send_counts};
-  if (!index.empty()) e->out.index = index.data(), e->out.entries = index.size();
+  SetSent(x, index, offsets, send_counts, e);
   uint64_t come = 0;
   for (const int32_t count : receive_counts) come += count < 0 ? 0 : static_cast<uint64_t>(count);
   e->in = {nullptr, come, nullptr, come, 1, receive_counts};
@@ -138,6 +131,14 @@ ffi::Future Execute(SiteState* state, int32_t device, ffi::RunId run, const ffi:
   return future;
 }
 
+// With executor=fifo.
+template <class Program, class... Params>
+void SetProgram(const std::shared_ptr<Waited>& waited, coll::Call* call, const Params&... params) {
+  call->program = [params..., waited]() -> std::unique_ptr<executor::Program> {
+    return std::make_unique<Program>(params..., waited->ns.data());
+  };
+}
+
 // By commands alone.
 template <class Program, class Params, class Read>
 Status ByProgram(const Read& read, const ffi::AnyBuffer& x, ffi::RemainingArgs rest,
@@ -145,9 +146,7 @@ Status ByProgram(const Read& read, const ffi::AnyBuffer& x, ffi::RemainingArgs r
                  const std::shared_ptr<Waited>& waited, coll::Call* call) {
   Params params;
   if (Status s = read(x, rest, y, more, &params); !s.ok()) return s;
-  call->program = [params, waited]() -> std::unique_ptr<executor::Program> {
-    return std::make_unique<Program>(params, waited->ns.data());
-  };
+  SetProgram<Program>(waited, call, params);
   return Status::Ok();
 }
 
@@ -193,9 +192,7 @@ ffi::Future ExchangeRows(SiteState* state, int32_t device, ffi::RunId run, ffi::
   return Execute(state, device, run, x, rest, *y, more, [&](const auto& waited, coll::Call* call) {
     moe::RowExchange exchange;
     if (Status s = ReadExchange(x, rest, *y, more, &exchange); !s.ok()) return s;
-    call->program = [exchange, waited]() -> std::unique_ptr<executor::Program> {
-      return std::make_unique<moe::ThroughputProgram>(exchange, waited->ns.data());
-    };
+    SetProgram<moe::ThroughputProgram>(waited, call, exchange);
     return AddEnds(exchange, std::nullopt, waited, call);
   });
 }
@@ -206,9 +203,7 @@ ffi::Future ReturnRows(SiteState* state, int32_t device, ffi::RunId run, ffi::An
     moe::RowExchange exchange;
     moe::RowSum sum;
     if (Status s = ReadReturn(x, rest, *y, &exchange, &sum); !s.ok()) return s;
-    call->program = [exchange, sum, waited]() -> std::unique_ptr<executor::Program> {
-      return std::make_unique<moe::SumProgram>(exchange, sum, waited->ns.data());
-    };
+    SetProgram<moe::SumProgram>(waited, call, exchange, sum);
     return AddEnds(exchange, sum, waited, call);
   });
 }
