@@ -45,6 +45,7 @@ from jax_uccl._src.moe import hosts as hosts_of
 from jax_uccl._src.moe.count_before import count_before
 from jax_uccl._src.moe.handle import Handle, Spec
 from jax_uccl._src.moe.plan import exclusive
+from jax_uccl._src.moe.rows import SUMMED
 from jax_uccl._src.ordering import is_strict
 
 
@@ -53,7 +54,7 @@ def serves(spec: Spec, x: Any, *dtypes: Any) -> bool:
 
     `dtypes` are those that are added up, which in low-latency mode must have a kernel.
     """
-    floats = {np.dtype(np.float32), np.dtype(jnp.bfloat16), np.dtype(np.float16)}
+    floats = SUMMED | {np.dtype(np.float16)}
     added = spec.mode == "throughput" or {np.dtype(d) for d in dtypes} <= floats
     sizes = (*x.shape, spec.tokens, spec.copy_rows, spec.capacity)
     return spec.implementation == "native" and 0 not in sizes and added
@@ -115,8 +116,7 @@ def combine(y: Any, handle: Handle, per_choice: bool, dtype: Any, on_cuda: bool 
     else:
         given = [_all_rows(1), handle.recv_offsets, handle.recv_counts, handle.send_counts]
         rows, table = spec.send_rows, handle.send_rows
-    summed = {np.dtype(np.float32), np.dtype(jnp.bfloat16)}
-    if not on_cuda and {np.dtype(y.dtype), np.dtype(dtype)} <= summed:
+    if not on_cuda and {np.dtype(y.dtype), np.dtype(dtype)} <= SUMMED:
         params = dict(axis_name=spec.axis_name, ordered=is_strict(), dtype=np.dtype(dtype))
         arrays = vary_alike([y, *given, table], spec.axis_name)
         return native_return_p.bind(*arrays, **params)[0]

@@ -38,6 +38,9 @@ def fold(y: Any, index: Any, table: Any, dtype: Any) -> Any:
     return fold_p.bind(*vary_alike([y, index, table]), dtype=np.dtype(dtype), fill=True)
 
 
+# What native loops add up.
+SUMMED = frozenset({np.dtype(np.float32), np.dtype(jnp.bfloat16)})
+
 take_p = compat.Primitive("uccl_moe_take")
 fold_p = compat.Primitive("uccl_moe_fold")
 
@@ -97,7 +100,7 @@ def _lower_take(ctx: Any, x: Any, index: Any, table: Any, **params: Any) -> Any:
 
 def _lower_fold(ctx: Any, y: Any, index: Any, table: Any, **params: Any) -> Any:
     (aval, *_), (out,) = ctx.avals_in, ctx.avals_out
-    native = {aval.dtype, out.dtype} <= {np.dtype(np.float32), np.dtype(jnp.bfloat16)}
+    native = {aval.dtype, out.dtype} <= SUMMED
     if not native or 0 in aval.shape or 0 in out.shape:
         return lowering.plain(_fold)(ctx, y, index, table, **params)
     return lowering.local_call(ctx, "fold_rows", [y, table])
